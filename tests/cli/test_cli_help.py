@@ -59,7 +59,7 @@ def test_help_imports_neither_pytorch_nor_onnx() -> None:
         ("nnorm-export bisect m.onnx --runtime onnx", ["onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx"]),
         ("nnorm-export verify m.onnx --criterion ", ["budget", "allclose"]),
         ("nnorm-export export --form p", ["portable", "primitives"]),
-        ("nnorm-export export --target t", ["tract", "tensorrt", "torchscript"]),
+        ("nnorm-export export --target t", ["tract", "tensorrt", "tensorrt-8", "torchscript"]),
         ("nnorm-export export --method ", ["trace", "script"]),
         ("nnorm-export export --operators ", ["decomposed", "kept"]),
         ("nnorm-export export --dtype b", ["bf16"]),

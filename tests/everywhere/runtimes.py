@@ -90,6 +90,7 @@ RUNTIMES = (
             NODE,
             _forms(newest),
             dtypes=_FP32,
+            is_quick=True,
         )
         for version, newest in _OLDER.items()
     ),

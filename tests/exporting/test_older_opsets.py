@@ -60,7 +60,7 @@ def test_a_file_of_an_older_opset_computes_what_pytorch_computes(
     assert verify(report.path, network, larger)
 
 
-@pytest.mark.parametrize("name", ["vit", "wideresnet"])
+@pytest.mark.parametrize("name", ["vit", long("wideresnet")])
 def test_a_golden_network_of_an_older_opset(name: str, tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")
     path = tmp_path / "net.onnx"
