@@ -27,6 +27,9 @@ def convert(
     onnx.version_converter and onnx.compose. An older opset, from 11 on, is for
     runtimes of the years before, and has the form primitives before 18.
 
+    With --keep-io-types the half-precision inputs and outputs of the file
+    become float32, with a Cast at each, in the form that the file has.
+
     The new file is written only if both files agree, on random inputs or on
     those of --input.
 
@@ -37,13 +40,16 @@ def convert(
       nnorm-export convert converted.onnx --form portable -o net.onnx
 
       nnorm-export convert net.onnx --opset 13
+
+      nnorm-export convert half.onnx --keep-io-types -o served.onnx
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
     from nnorm_export.converting.change_form import change_form
     from nnorm_export.files.inspection import describe
 
-    suffix = options.form if options.opset is None else f"opset{options.opset}"
-    destination = options.output or str(Path(path).with_suffix(f".{suffix}.onnx"))
+    form = options.form or (None if options.keep_io_types or options.opset is not None else "primitives")
+    kind = form or ("float32-io" if options.opset is None else f"opset{options.opset}")
+    destination = options.output or str(Path(path).with_suffix(f".{kind}.onnx"))
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
@@ -52,8 +58,9 @@ def convert(
         report = change_form(
             path,
             destination,
-            options.form,
+            form,
             opset_version=options.opset,
+            keep_io_types=options.keep_io_types,
             inputs=inputs or None,
             verify=not options.no_verify,
             external_data=options.external_data,
@@ -69,6 +76,7 @@ def _print(report: FormReport, verbose: bool) -> None:
             ("size", size_text(report.size)),
             ("form", f"{report.form}, opset {report.opset}"),
             ("normalizations", counted(report.normalizations)),
+            *((name, f"float32, {dtype} inside") for name, dtype in report.kept_io_types.items()),
         ]
     )
     typer.echo()

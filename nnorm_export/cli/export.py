@@ -148,6 +148,7 @@ def _own_options(options: ExportOptions) -> dict[str, Any]:
         "form": options.form,
         "opset_version": options.opset,
         "external_data": options.external_data,
+        "keep_io_types": options.keep_io_types or None,
         "method": options.method,
         "optimize": False if options.no_optimize else None,
         "operators": options.operators,
@@ -230,8 +231,8 @@ def _print(report: ExportReport, description: ModelDescription, verbose: bool) -
             ("trust", f"load and verify need --trust-pickle: {report.needs_trust}" if report.needs_trust else ""),
             *(("float16", text) for text in report.beyond_float16),
             ("normalizations", kinds or "none that nnorm_export knows"),
-            *(("input", str(info)) for info in description.inputs),
-            *(("output", str(info)) for info in description.outputs),
+            *(("input", description.described(info)) for info in description.inputs),
+            *(("output", description.described(info)) for info in description.outputs),
         ]
     )
     if verbose and report.layers:

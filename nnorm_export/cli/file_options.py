@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from nnorm_export.cli import panels
-from nnorm_export.cli.options import ExternalData, Inputs, NoVerify, output_option
+from nnorm_export.cli.options import ExternalData, Inputs, KeepIoTypes, NoVerify, output_option
 from nnorm_export.names import OTHER_BACKENDS
 
 
@@ -56,6 +56,10 @@ class QuantizeOptions:
         ),
     ] = None
     external_data: ExternalData = None
+    keep_io_types: Annotated[
+        bool,
+        panels.file("--keep-io-types", "float32 inputs and outputs: every int8 file has them, so it changes nothing."),
+    ] = False
     method: Annotated[
         str,
         panels.quantization(
@@ -128,22 +132,24 @@ class QuantizeOptions:
 @dataclass
 class ConvertOptions:
     form: Annotated[
-        str,
+        str | None,
         panels.onnx(
             "--form FORM",
-            "primitives (default): standard operators only. portable: nodes with bodies. custom: nodes without bodies.",
+            "primitives (default, but with --keep-io-types): standard operators only. portable: nodes with bodies. "
+            "custom: nodes without bodies.",
             **panels.one_of("nnorm_export.names:FORMS"),
         ),
-    ] = "primitives"
+    ] = None
     opset: Annotated[
         int | None,
         panels.onnx(
             "--opset N", "An older ONNX opset, 11 or newer, for older runtimes: 15 for ONNX Runtime 1.10, say.", min=11
         ),
     ] = None
+    keep_io_types: KeepIoTypes = False
     input_specs: Inputs = None
     output: Annotated[
-        str | None, output_option("MODEL.FORM.onnx, or MODEL.opsetN.onnx with --opset, beside the model")
+        str | None, output_option("MODEL.FORM.onnx, MODEL.opsetN.onnx or MODEL.float32-io.onnx, beside the model")
     ] = None
     external_data: ExternalData = None
     no_verify: NoVerify = False

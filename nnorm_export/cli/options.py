@@ -85,6 +85,13 @@ ExternalData = Annotated[
     bool | None,
     panels.file("--external-data/--no-external-data", "Keep the weights beside FILE; by default those over 2 GiB."),
 ]
+KeepIoTypes = Annotated[
+    bool,
+    panels.onnx(
+        "--keep-io-types",
+        "float32 inputs and outputs of a half-precision file, with a Cast at each; what is between them stays half.",
+    ),
+]
 NoRun = Annotated[bool, panels.output("--no-run", "Do not open the file in its runtime.")]
 NoVerify = Annotated[bool, panels.output("--no-verify", "Write the file without comparing it.")]
 
@@ -193,6 +200,7 @@ class ExportOptions:
         ),
     ] = None
     external_data: ExternalData = None
+    keep_io_types: KeepIoTypes = False
     metadata: Annotated[
         list[str] | None,
         panels.file("--metadata KEY=TEXT", "A text that the file keeps and inspect shows: author=Ada. Repeatable."),

@@ -87,6 +87,7 @@ def quantize(
             rank=options.rank,
             by_layer=options.by_layer,
             external_data=options.external_data,
+            keep_io_types=options.keep_io_types,
             progress=progress,
         )
     output.notices(report.notices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from nnorm_export.files.onnx_file import ModelFile, all_nodes, read, read_with_w
 from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.files.staging import check_output, refuse_needed, save, staged, writing
 from nnorm_export.graphs.forms import apply_form, check_form
+from nnorm_export.graphs.io_types import cast_io_types
 from nnorm_export.graphs.older_opsets import check_opset, take_down
-from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
+from nnorm_export.names import DOMAIN, DOMAIN_VERSION, FORMS, METADATA_PREFIX
 from nnorm_export.parity.compare_files import compare, refuse_differences
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.reports import Report
@@ -38,6 +39,7 @@ class FormReport(Report):
         normalizations: operator -> number of nodes of the original file that were brought into the form.
         size: its size in bytes, with external data.
         parity: the comparison with the original file; None with ``verify=False``.
+        kept_io_types: name of an input or output that was made float32 -> its dtype in the original file.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class FormReport(Report):
     normalizations: dict[str, int]
     size: int
     parity: ParityReport | None
+    kept_io_types: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parity = "not verified" if self.parity is None else str(self.parity)
@@ -56,9 +59,10 @@ class FormReport(Report):
 def change_form(
     path: str | Path,
     output: str | Path,
-    form: str = "primitives",
+    form: str | None = None,
     *,
     opset_version: int | None = None,
+    keep_io_types: bool = False,
     verify: bool = True,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     external_data: bool | None = None,
@@ -73,13 +77,16 @@ def change_form(
     >>> report = nnorm_export.change_form("model.onnx", "model.primitives.onnx", "primitives")
     >>> compiled = openvino.Core().compile_model(report.path)
     >>> nnorm_export.change_form("model.onnx", "model.opset13.onnx", opset_version=13)  # for ONNX Runtime 1.10
+    >>> nnorm_export.change_form("half.onnx", "served.onnx", keep_io_types=True)
 
     Args:
-        path: a file with nodes of the domain ``nnorm``, in the form ``portable`` or ``custom``; for an older opset also
-            one in the form ``primitives``.
+        path: a file with nodes of the domain ``nnorm``, in the form ``portable`` or ``custom``.
         output: the file to write; it may be ``path``.
-        form: as for :func:`nnorm_export.export`.
-        opset_version: an opset from 11 to that of ``path``, which None keeps; before 18 the form is ``primitives``.
+        form: as for :func:`nnorm_export.export`. With ``opset_version`` or ``keep_io_types`` None keeps the form of the
+            file; before opset 18 it is ``primitives``.
+        opset_version: an opset from 11 to that of ``path``, which None keeps.
+        keep_io_types: make the float16 and bfloat16 inputs and outputs float32, as for :func:`nnorm_export.export`;
+            this and an older opset are also for files without normalizations, and another writer's.
         verify: run both files and compare them before ``output`` is replaced.
         inputs: the inputs to compare them on, by position or by name, with a dynamic batch on other sizes too. None
             takes random inputs of the file's shapes.
@@ -96,19 +103,32 @@ def change_form(
             lacks, or one of ``nnorm`` that this version of nnorm_export lacks, without a body.
         After an error ``output`` is unchanged.
     """
-    check_form(form)
+    if form is not None:
+        check_form(form)
     if opset_version is not None:
         check_opset(opset_version, form)
+    if form is None and opset_version is None and not keep_io_types:
+        raise ExportError(
+            f"nothing is asked for: give a form, one of {', '.join(FORMS)}, or opset_version=…, or keep_io_types=True"
+        )
     source, output = read(Path(path).expanduser()), Path(output).expanduser()
     check_output(output)
-    refuse_needed(output, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form}.onnx")
+    refuse_needed(
+        output, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form or 'new'}.onnx"
+    )
     written = _opset(source)
     opset = written if opset_version is None else opset_version
     if opset > written:
         raise ExportError(
             f"{path} has opset {written}, and convert takes files down only; for opset {opset} export the model again"
         )
-    file = _restored(source, has_nodes=form != "primitives" or opset_version is None)
+    is_plain = not any(node.domain == DOMAIN for node in all_nodes(source.proto))
+    if is_plain and form in (None, "primitives") and (keep_io_types or opset_version is not None):
+        refuse_unknown_types(source)
+        file, form = replace(source, proto=read_with_weights(source.path)), source.form
+    else:
+        file = _restored(source)
+    form = form or ("primitives" if opset < OLDEST_OPSET else "portable" if source.has_bodies else "custom")
     nodes = dict(Counter(node.op_type for node in all_nodes(file.proto) if node.domain == DOMAIN))
     with staged(output) as staging:
         try:
@@ -117,11 +137,13 @@ def change_form(
                 model.opset_imports[""] = model.opset_imports.pop("ai.onnx")
                 for node in model.graph.all_nodes():
                     node.domain = "" if node.domain == "ai.onnx" else node.domain
-            model.opset_imports[DOMAIN] = DOMAIN_VERSION
-            take_down(model, max(opset, OLDEST_OPSET))  # which has the bodies
-            apply_form(model, form)
+            if nodes:
+                model.opset_imports[DOMAIN] = DOMAIN_VERSION
+                take_down(model, max(opset, OLDEST_OPSET))  # which has the bodies
+                apply_form(model, form)
+                model.metadata_props[METADATA_PREFIX + "form"] = form
             take_down(model, opset)
-            model.metadata_props[METADATA_PREFIX + "form"] = form
+            kept = cast_io_types(model) if keep_io_types else {}
             with writing(output):
                 save(model, staging, external_data)
         except (ir.serde.SerdeError, ir.passes.PassError) as error:
@@ -132,18 +154,15 @@ def change_form(
         parity = _compare(source, staging, output, inputs) if verify else None
         refuse_differences(parity, output, path)
         size = sum(each.stat().st_size for each in staging.parent.iterdir())
-    return FormReport(output, form, opset, nodes, size, parity)
+    return FormReport(output, form, opset, nodes, size, parity, kept)
 
 
 def _opset(source: ModelFile) -> int:
     return next((entry.version for entry in source.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
-def _restored(source: ModelFile, *, has_nodes: bool) -> ModelFile:
+def _restored(source: ModelFile) -> ModelFile:
     """``source`` with its weights, and with the names of its operators given back.
-
-    Args:
-        has_nodes: whether it must have nodes of ``nnorm``, or may be in the form ``primitives``.
 
     Raises:
         ModelFileError: as :func:`change_form`.
@@ -154,8 +173,6 @@ def _restored(source: ModelFile, *, has_nodes: bool) -> ModelFile:
             "from"
         )
     if not any(node.domain == DOMAIN for node in all_nodes(source.proto)):
-        if not has_nodes and source.form == "primitives":
-            return replace(source, proto=read_with_weights(source.path))
         inlined = " and has its bodies inlined" if source.form == "primitives" else ""
         raise ModelFileError(
             f"{source.path}: the file has no nnorm nodes (its form is {source.form!r}{inlined}); give the portable "

@@ -40,6 +40,7 @@ def export(
     dynamic_shapes: Any = None,
     dtype: str | torch.dtype | None = None,
     external_data: bool | None = None,
+    keep_io_types: bool = False,
     metadata: Mapping[str, str] | None = None,
     verify: bool = True,
     passthrough: Passthrough = (),
@@ -79,6 +80,9 @@ def export(
             None keeps the model's. Normalizations compute in float32 in every dtype (float64 for fp64).
         external_data: of ONNX: True writes the weights to ``<f>.<16 digits>.data``, with digits of their hash
             (:mod:`nnorm_export.files.external_data`); None does so if they exceed 2 GiB.
+        keep_io_types: of ONNX: inputs and outputs that would be float16 or bfloat16 are float32, each with a Cast; what
+            lies between them computes in half precision. Other types stay, and a float32 or float64 file has nothing
+            to cast.
         metadata: texts of your own that the file keeps, ``{"author": "…", "license": "MIT"}``, and ``inspect`` shows.
         verify: compare the written file with PyTorch in the runtime of its format, at other lengths of dynamic axes
             too. An ONNX file runs in ONNX Runtime if that is installed, else in onnx's reference evaluator. The form
@@ -99,6 +103,7 @@ def export(
         "form": form,
         "opset_version": opset_version,
         "external_data": external_data,
+        "keep_io_types": keep_io_types or None,
         "method": method,
         "optimize": optimize,
         "operators": operators,

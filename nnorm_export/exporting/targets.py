@@ -98,6 +98,7 @@ OPTIONS = {
     "form": "--form",
     "opset_version": "--opset",
     "external_data": "--external-data",
+    "keep_io_types": "--keep-io-types",
     "method": "--method",
     "optimize": "--no-optimize",
     "operators": "--operators",

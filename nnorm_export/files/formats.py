@@ -63,7 +63,13 @@ class Format:
 
 _FP32 = ("fp32",)
 _ROWS = (
-    Format(ONNX, "ONNX", "model.onnx", needs_ending=False, options=("form", "opset_version", "external_data")),
+    Format(
+        ONNX,
+        "ONNX",
+        "model.onnx",
+        needs_ending=False,
+        options=("form", "opset_version", "external_data", "keep_io_types"),
+    ),
     # Before pt2, whose entries its archive may have too.
     Format(
         AOTI, "AOTInductor", "model.aoti.pt2", ("data/aotinductor/",), package="torch", options=("inductor_configs",)

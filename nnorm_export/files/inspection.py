@@ -74,6 +74,8 @@ class ModelDescription(Report):
         opsets: domain -> version; ``opset`` is that of the standard operators.
         versions: of the packages that made the file.
         nodes: domain of ONNX operators, or namespace of PyTorch's -> number of nodes of the graph.
+        kept_io_types: name of an input or output that is float32, with a Cast -> its dtype inside
+            (:mod:`.files.kept_io_types`).
         ignored_inputs: the inputs on whose values no output depends (:mod:`.ignored_inputs`).
         lengths: name of a dynamic axis -> its least and greatest length, see :mod:`.lengths`.
         metadata: what the user, or the program that wrote the file, noted in it; without what this package notes.
@@ -104,6 +106,7 @@ class ModelDescription(Report):
     nodes: dict[str, int]
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
+    kept_io_types: dict[str, str]
     ignored_inputs: list[str]
     lengths: dict[str, tuple[int, int | None]]
     metadata: dict[str, str]
@@ -113,6 +116,10 @@ class ModelDescription(Report):
     runtime: str | None
     runtime_problem: str | None
     layers: list[LayerDescription]
+
+    def described(self, info: TensorInfo) -> str:
+        """The input or output ``info`` in words: ``x: float32[batch, 8], float16 inside``."""
+        return f"{info}, {self.kept_io_types[info.name]} inside" if info.name in self.kept_io_types else str(info)
 
     def ran_by(self, runtime: str, implementations: Mapping[str, str]) -> ModelDescription:
         """The description with what runs each normalization that is a node, as ``runtime`` says."""
@@ -160,6 +167,7 @@ def _describe_archive(archive: Archive) -> ModelDescription:
         nodes=note.nodes if note else {},
         inputs=[TensorInfo.from_json(entry) for entry in note.inputs] if note else [],
         outputs=[TensorInfo.from_json(entry) for entry in note.outputs] if note else [],
+        kept_io_types={},
         ignored_inputs=[],
         lengths=note.lengths if note else {},
         metadata=note.metadata if note else {},
@@ -197,6 +205,7 @@ def _describe_onnx(file: ModelFile) -> ModelDescription:
         nodes=dict(Counter(node.domain or STANDARD_DOMAIN for node in graph.node)),
         inputs=inputs_of(file.proto),
         outputs=outputs_of(file.proto),
+        kept_io_types=file.kept_io_types,
         ignored_inputs=ignored_of(graph),
         lengths=file.lengths,
         metadata={

@@ -12,8 +12,9 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
+from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ModelFileError
-from nnorm_export.files import lengths
+from nnorm_export.files import kept_io_types, lengths
 from nnorm_export.files.archive import is_archive, read_archive
 from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.inlined import refuse_many
@@ -60,6 +61,12 @@ class ModelFile:
         return self.noted.get(LEAST_BATCH, "")
 
     @property
+    def kept_io_types(self) -> dict[str, str]:
+        """Name of a float32 input or output that is half-precision inside -> its dtype (:mod:`.kept_io_types`)."""
+        graph = self.proto.graph
+        return kept_io_types.kept_io_types(graph, with_nested(graph.node), self.noted)
+
+    @property
     def normalizations(self) -> list[onnx.NodeProto]:
         """The nodes of the domain ``nnorm``, also those in branches and loops."""
         return [node for node in with_nested(self.proto.graph.node) if node.domain == DOMAIN]
@@ -90,10 +97,11 @@ class ModelFile:
         return locations(self.proto)
 
     def holds(self, *dtypes: int) -> bool:
-        """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``."""
+        """Whether an input, an output or a weight has one of these dtypes of ``onnx.TensorProto``; also a kept one."""
         graph = self.proto.graph
         types = {weight.data_type for weight in graph.initializer if len(weight.dims) >= 2}
         types |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+        types |= {DTYPES[name].onnx_type for name in self.kept_io_types.values()}
         return not types.isdisjoint(dtypes)
 
     @property
@@ -179,6 +187,7 @@ def read(path: str | Path, *, large_weights: bool = True) -> ModelFile:
     try:
         check_layers(parse_json(noted.get("layers", "[]")))
         lengths.from_json(noted.get(lengths.KEY, "{}"))
+        kept_io_types.from_json(noted.get(kept_io_types.KEY, "{}"))
         least_rows(noted.get(LEAST_BATCH, ""))
     except ValueError as error:
         raise ModelFileError(f"{path}: its metadata is damaged ({error}); export the model again") from None

@@ -13,6 +13,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from nnorm_export import library
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError
+from nnorm_export.files.kept_io_types import KEY, to_json
 from nnorm_export.files.onnx_file import ModelFile
 from nnorm_export.files.optimized_for import CPU, METADATA_KEY, OPTIMIZED, Machine
 from nnorm_export.names import METADATA_PREFIX
@@ -68,4 +69,6 @@ def carry_over(file: ModelFile, model: ir.Model, machine: Machine) -> None:
     if "layers" in file.noted:
         layers = [{**entry, "op_type": op_types.get(entry["node"], entry["op_type"])} for entry in file.layers]
         about["layers"] = json.dumps(layers)
+    if kept := file.kept_io_types:
+        about[KEY] = to_json(kept)
     model.metadata_props.update({METADATA_PREFIX + key: value for key, value in about.items()})

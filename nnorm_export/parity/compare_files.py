@@ -21,6 +21,7 @@ from nnorm_export.files.least_batch import least_rows
 from nnorm_export.files.lengths import Lengths, within
 from nnorm_export.files.tensors import LinearLength
 from nnorm_export.names import terms_of
+from nnorm_export.parity.as_computed import as_computed
 from nnorm_export.parity.verdict.allowed_error import machine_epsilon
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
@@ -57,9 +58,11 @@ def compare(made: Runner, original: Runner, inputs: Inputs, *, name: str, other_
         InputError: ``original`` does not take the inputs, or an output shows nothing: it is empty, all NaN, or does not
             depend on the inputs, and no other does.
     """
+    made, original = as_computed(made), as_computed(original)
     parts: list[list[OutputParity]] = []
     runs: list[tuple[dict[str, Array], list[Array]]] = []
-    for feed in feeds(original, inputs):
+    for given in feeds(original, inputs):
+        feed = original.feed((), given)
         expected = _run(original, feed, inputs is None)
         actual = made(**feed)
         moved = original(**_moved(feed)) if other_roundings else expected

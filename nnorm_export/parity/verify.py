@@ -18,6 +18,7 @@ from nnorm_export.files.onnx_file import read
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
+from nnorm_export.parity.as_computed import as_computed
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.reference.beyond_float16 import is_infinite
 from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
@@ -119,7 +120,7 @@ def verify(
     report = replace(report, known_faults=runner.known_faults)
     report = replace(report, by_bodies=_outputs_by_bodies(runner.by_bodies(), comparison, cases))
     if not report:
-        others = other_weights(str(path), runner, model, passthrough)
+        others = other_weights(str(path), as_computed(runner), model, passthrough)
         report = replace(report, other_weights=others, suspects=[] if others else report.suspects)
     if new_certificate is not None and report:
         step("write the certificate")
@@ -170,6 +171,7 @@ def _outputs_by_bodies(
     """The outputs of ``bodies`` on the inputs of ``cases``, held against the same results of PyTorch."""
     if bodies is None:
         return None
+    bodies = as_computed(bodies)
     step("compare its bodies with PyTorch")
     try:
         return comparison.worst_of([replace(case, actual=bodies(*case.inputs)) for case in cases])
@@ -210,6 +212,7 @@ def _compare(
     Args:
         file: what messages call ``path``.
     """
+    runner = as_computed(runner)
     names = [info.name for info in runner.outputs]
     comparison = Comparison(file, type(model).__name__, names, criteria.for_outputs(names))
     masks = Where.of(where)

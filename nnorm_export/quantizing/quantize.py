@@ -59,6 +59,7 @@ def quantize(
     rank: bool = False,
     by_layer: bool = False,
     external_data: bool | None = None,
+    keep_io_types: bool = False,
     progress: Progress | None = None,
 ) -> QuantizeReport:
     """Writes a version of a file whose convolutions, matrix products and frozen norms compute in 8-bit integers.
@@ -112,6 +113,8 @@ def quantize(
         by_layer: measure the SQNR of each layer's output, on the first batch of the test data. All outputs are in
             memory at once, those in float32 too.
         external_data: as for :func:`nnorm_export.export`.
+        keep_io_types: changes nothing, because an int8 file has the float32 inputs and outputs of ``path``. It is there
+            for scripts that give it for files of every dtype.
         progress: called with what is done at present, and the part of it that is done.
 
     Raises:

@@ -61,10 +61,11 @@ def refuse(source: ModelFile, output: Path, weights: str) -> None:
         for weight in source.proto.graph.initializer
         if len(weight.dims) > 1
     }
-    other = sorted(kind.name for kind in types if kind.name in ("float16", "bfloat16", "float64"))
-    if other:
+    names = {kind.name for kind in types} | {*source.kept_io_types.values()}
+    if other := sorted(names & {"float16", "bfloat16", "float64"}):
         raise ModelFileError(
-            f"{source.path}: it computes in {other[0]}, and float32 is quantized; export with --dtype fp32"
+            f"{source.path}: it computes in {other[0]}, and float32 is quantized; export with --dtype fp32. The int8 "
+            "file of that has float32 inputs and outputs"
         )
 
 

@@ -31,6 +31,7 @@ class BodiesRunner(Runner):
     def __init__(self, path: str | Path) -> None:
         self._file = onnx_file.read(path, large_weights=False)  # the library reads the weights itself
         self.noted, self.lengths = self._file.noted, self._file.lengths
+        self.kept_io_types = self._file.kept_io_types
         refuse_invalid(self._file)
         if not self._file.has_bodies:
             raise ModelFileError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,7 +15,9 @@ import numpy as np
 
 from nnorm_export.dtypes import DTYPES, Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
+from nnorm_export.files.kept_io_types import from_json
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.names import KEPT_IO_TYPES
 from nnorm_export.runtimes.connections import Connections
 from nnorm_export.runtimes.runner import Runner
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
@@ -79,9 +81,11 @@ class KServeRunner(Runner):
         self._http = Connections(new_client)
         metadata = self._metadata()
         try:
-            self._scalars = self._scalars_of_rows()
+            config = self._config()
+            self._scalars = _scalars_of_rows(config)
             self.inputs = [self._info(entry) for entry in metadata.get("inputs", [])]
             self.outputs = [self._info(entry) for entry in metadata.get("outputs", [])]
+            self.kept_io_types = self._kept_io_types(config, metadata.get("versions") or [])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelFileError(
                 f"{url}: the server's description of the model is not of the KServe v2 protocol ({error!r})"
@@ -130,20 +134,27 @@ class KServeRunner(Runner):
             raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         return metadata
 
-    def _scalars_of_rows(self) -> set[str]:
-        """The tensors of shape [N] in the model, for which Triton's clients send [N, 1]."""
+    def _config(self) -> dict[str, Any]:
+        """Triton's configuration of the model; empty for other servers."""
         json = {"as_json": True} if self._is_grpc else {}
         try:
             config = self._ask("get_model_config", self._name, self._version, **json)
         except self._refusal:  # only Triton has this call, which is an extension of the protocol
-            return set()
+            return {}
         except RuntimeMissingError:
             raise
         except Exception as error:  # an answer that is not JSON, or a broken connection
             raise ModelFileError(f"{self._url}: {first_line(error)}") from error
-        config = config.get("config", config)
-        entries = [*config.get("input", []), *config.get("output", [])]
-        return {entry["name"] for entry in entries if "reshape" in entry and not entry["reshape"].get("shape")}
+        found: dict[str, Any] = config.get("config", config)
+        return found
+
+    def _kept_io_types(self, config: Mapping[str, Any], versions: Sequence[str]) -> dict[str, str]:
+        """What serve-repo wrote into the configuration, which is for the latest version."""
+        if self._version and any(int(version) > int(self._version) for version in versions):
+            return {}
+        kept = from_json(config.get("parameters", {}).get(KEPT_IO_TYPES, {}).get("string_value", "{}"))
+        float32 = {info.name for info in (*self.inputs, *self.outputs) if info.dtype == np.float32}
+        return {name: dtype for name, dtype in kept.items() if name in float32}
 
     def _info(self, entry: dict[str, Any]) -> TensorInfo:
         if entry["datatype"] not in _DTYPES:
@@ -225,6 +236,12 @@ def _in_time(seconds: float, call: Callable[..., Any], arguments: tuple[Any, ...
             return call(*arguments, **options)
     except timeout_error as error:
         raise TimeoutError(f"no whole answer in {seconds:g} seconds") from error
+
+
+def _scalars_of_rows(config: Mapping[str, Any]) -> set[str]:
+    """The tensors of shape [N] in the model, for which Triton's clients send [N, 1]."""
+    entries = [*config.get("input", []), *config.get("output", [])]
+    return {entry["name"] for entry in entries if "reshape" in entry and not entry["reshape"].get("shape")}
 
 
 def _import_client(module: str) -> Any:

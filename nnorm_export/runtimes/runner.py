@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from nnorm_export.dtypes import Array, as_array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, first_line
+from nnorm_export.files.kept_io_types import KeptTypes
 from nnorm_export.files.least_batch import LEAST_BATCH, refuse_smaller_batch
 from nnorm_export.files.lengths import Lengths, refuse_others, refuse_wrong_sums
 from nnorm_export.files.tensors import TensorInfo
@@ -27,6 +28,8 @@ class Runner(ABC):
         runtime: the runtime's name, as ``load(path, runtime=…)`` takes it.
         inputs, outputs: the inputs and outputs of the model, in order.
         lengths: those of the dynamic axes at which the model is right; others are refused.
+        kept_io_types: name of a float32 input or output that is half-precision inside -> its dtype there
+            (:mod:`.files.kept_io_types`); empty if the runtime does not show it.
         noted: what export() noted in the file: ``weights_sha256``, ``version`` and others; empty if the runtime does
             not show it.
     """
@@ -34,6 +37,7 @@ class Runner(ABC):
     runtime: ClassVar[str]
     noted: Mapping[str, str] = MappingProxyType({})
     lengths: Lengths = MappingProxyType({})
+    kept_io_types: KeptTypes = MappingProxyType({})
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
 

@@ -57,6 +57,7 @@ class TensorRTRunner(Runner):
         else:
             file = onnx_file.read(self._path)
             self.noted, self.lengths = file.noted, file.lengths
+            self.kept_io_types = file.kept_io_types
             built = compile_engine(self._builder(), file, profiles=profiles, plugins=plugins, tf32=tf32)
             self._engine = self._deserialized(built.serialized, "open the engine that was built of it")
             self.__dict__["implementations"] = built.implementations

@@ -12,8 +12,11 @@ from google.protobuf import text_encoding
 
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ExportError
+from nnorm_export.files import kept_io_types
+from nnorm_export.files.kept_io_types import KeptTypes
 from nnorm_export.files.lengths import Lengths, described
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.names import KEPT_IO_TYPES
 
 FILE = "config.pbtxt"
 _HEADER = "# nnorm-export serve-repo wrote this file, and keeps your changes: "
@@ -34,6 +37,7 @@ class Config:
         threads: of an ONNX Runtime session; 0 leaves them to ONNX Runtime.
         kernels: the path of the library on the server.
         lengths: those of the dynamic axes at which the model is right, which Triton does not check.
+        kept_io_types: see :mod:`.files.kept_io_types`; a comparison with the server reads it.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Config:
     threads: int
     kernels: str | None
     lengths: Lengths = field(default_factory=dict)
+    kept_io_types: KeptTypes = field(default_factory=dict)
 
     def __str__(self) -> str:
         is_engine = self.backend == "tensorrt"
@@ -64,9 +69,15 @@ class Config:
             lines += [f"dynamic_batching {{ max_queue_delay_microseconds: {self.max_queue_delay_microseconds} }}"]
         if self.kernels:
             lines += [f"model_operations {{ op_library_filename: {_quoted(self.kernels)} }}"]
-        if self.threads:
-            value = f'{{ string_value: "{self.threads}" }}'
-            lines += [f'parameters [ {{ key: "intra_op_thread_count" value: {value} }} ]']
+        parameters = {
+            "intra_op_thread_count": str(self.threads) if self.threads else "",
+            KEPT_IO_TYPES: kept_io_types.to_json(self.kept_io_types) if self.kept_io_types else "",
+        }
+        lines += [
+            f"parameters [ {{ key: {_quoted(key)} value: {{ string_value: {_quoted(value)} }} }} ]"
+            for key, value in parameters.items()
+            if value
+        ]
         return "\n".join(lines) + "\n"
 
     def merged(self, folder: Path, old: str | None, *, overwrite: bool) -> str:
@@ -164,7 +175,7 @@ class Config:
         if of_python and info.dtype.name == "bfloat16":
             raise ExportError(
                 f"{info.name} is bfloat16, which NumPy and so the backend python do not have; choose the backend "
-                "onnxruntime, or export the model with inputs and outputs of float32"
+                "onnxruntime, or export the model with keep_io_types=True (--keep-io-types)"
             )
         return DTYPES[info.dtype.name].triton
 

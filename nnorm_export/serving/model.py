@@ -16,6 +16,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.archive import is_archive, read_archive
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.formats import FORMATS
+from nnorm_export.files.kept_io_types import KeptTypes
 from nnorm_export.files.lengths import Lengths, described
 from nnorm_export.files.locations import unread_bytes
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
@@ -59,6 +60,11 @@ class Model:
     def lengths(self) -> Lengths:
         """The lengths of the dynamic axes at which it is right, as far as is known."""
         return {} if self.file is None else self.file.lengths
+
+    @property
+    def kept_io_types(self) -> KeptTypes:
+        """See :mod:`nnorm_export.files.kept_io_types`; empty for an engine, which does not say it."""
+        return {} if self.file is None else self.file.kept_io_types
 
     @property
     def least_batch(self) -> str:
@@ -239,6 +245,12 @@ def notes_on(model: Model, backend: str, device: str) -> list[str]:
         found += [
             f"{count} weights have 8 bits: on x86 servers without VNNI ONNX Runtime's sums overflow, and outputs "
             "may be far off; quantize with weights of 7 bits (--reduce-range)"
+        ]
+    halves = [info for info in (*model.inputs, *model.outputs) if info.dtype.name in ("float16", "bfloat16")]
+    if halves:
+        found += [
+            f"{', '.join(info.name for info in halves)}: {halves[0].dtype.name}, which not every client has; "
+            "nnorm-export convert --keep-io-types makes a file with float32 inputs and outputs"
         ]
     if backend == "python":
         package = "onnxruntime-gpu" if device == "gpu" else "onnxruntime"

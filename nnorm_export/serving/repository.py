@@ -137,6 +137,7 @@ def write_repository(
         threads=int(threads),
         kernels=kernels,
         lengths=model.lengths,
+        kept_io_types=model.kept_io_types,
     )
     str(config)  # refuses tensors that Triton cannot serve
     _external_data(path)  # refuses names outside of the folder before anything is written

@@ -12,7 +12,7 @@ import numpy as np
 from nnorm_export.domain import OPERATORS
 
 # The greatest |y − reference| / (1 + |reference|) of a right file.
-TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2}
+TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2, "fp16io": 1e-2}
 # From the best to the worst: an answer, an error in words, a process that ends, another answer.
 OUTCOMES = ("right", "refused", "crashed", "wrong")
 # Lines, and beginnings of lines, that say where a runtime is, not what it lacks.

@@ -43,7 +43,7 @@ class Runtime:
     program: str
     environment: str = ""
     forms: tuple[str, ...] = ONNX
-    dtypes: tuple[str, ...] = ("fp32", "fp16")
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "fp16io")
     is_quick: bool = False
 
     def missing(self) -> str:

@@ -20,8 +20,9 @@ _HEADING = """\
 
 Written by `make test-everywhere`; not to be edited. Each row has the files of one form, dtype and kind of axes
 (`dynamic`: the batch, called with two lengths). A file is right if |y − reference| ≤ tolerance · (1 + |reference|)
-in every element, with the frozen model in float64 as reference; the tolerance is {tolerances}. Refused: an error in
-words. Crashed: the process ended. Wrong: another answer, with the greatest error.
+in every element, with the frozen model in float64 as reference; the tolerance is {tolerances}.
+Refused: an error in words. Crashed: the process ended. Wrong: another answer, with the greatest error. `fp16io` is fp16
+with inputs and outputs in float32 (`keep_io_types`).
 
 Golden: the authors' {golden} networks and layers. λ: {lambda_} layers with λ at and near 0, 1 and 2. Family: the
 {family} related normalizations; most of them are standard operators in both forms. Zoo: {zoo} networks of timm,

@@ -21,7 +21,7 @@ from everywhere.cases import Case, belongs, case_named
 from everywhere.runtimes import OLDER_OPSETS
 
 INDEX = "index.json"
-TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "fp16io": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Kind:
     Attributes:
         form: ``portable`` or ``primitives`` of ONNX, ``opset11`` for an older opset of it, ``torchscript``, ``pt2``, or
             the name of a target of ``export``.
+        dtype: ``fp32``, ``fp16``, or ``fp16io``: fp16 with inputs and outputs in float32 (``keep_io_types``).
         axes: ``fixed`` or ``dynamic``, which is the batch.
     """
 
@@ -48,6 +49,8 @@ KINDS = (
     Kind("portable", "fp16", "dynamic"),
     Kind("primitives", "fp16", "fixed"),
     *(Kind(form, "fp32", "dynamic") for form in reversed(OLDER_OPSETS)),
+    Kind("portable", "fp16io", "dynamic"),
+    Kind("primitives", "fp16io", "fixed"),
     Kind("opencv", "fp32", "fixed"),
     Kind("tract", "fp32", "dynamic"),
     Kind("torchscript", "fp32", "dynamic"),
@@ -110,7 +113,9 @@ def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dic
         name = f"{kind.name}/{case.name}"
         suffix, export, options = WRITERS[kind.form]
         shapes = {} if kind.axes == "fixed" else None
-        dtype = None if kind.dtype == "fp32" else kind.dtype
+        keeps_io_types = kind.dtype == "fp16io"
+        options = options | ({"keep_io_types": True} if keeps_io_types else {})
+        dtype = None if kind.dtype == "fp32" else "fp16"
         path = folder / f"{name}{suffix}"
         if kind.form in OLDER_OPSETS and newer is not None:  # quicker than another export, and the same
             newer = nnorm_export.change_form(newer, path, verify=False, **options).path
@@ -118,6 +123,7 @@ def _write_case(folder: Path, case_name: str, kinds: Iterable[Kind]) -> list[dic
             export(model, (x,), path, dynamic_shapes=shapes, dtype=dtype, verify=False, **options)
             newer = path if kind.form in OLDER_OPSETS else None
         example = x.to(TORCH_DTYPES[kind.dtype]) if x.is_floating_point() else x
+        example = example.float() if keeps_io_types else example
         batches = [example] if kind.axes == "fixed" else [example, torch.cat([example.flip(0), example[:1]])]
         calls = []
         for number, batch in enumerate(batches):

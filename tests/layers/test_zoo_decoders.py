@@ -256,6 +256,30 @@ def test_onnxruntime_genai_generates_the_same_tokens(
 
 
 @pytest.mark.slow
+def test_a_float32_cache_of_a_half_file(decoder: nn.Module, tmp_path: Path) -> None:
+    """The same tokens, in onnxruntime-genai too."""
+    found = []
+    for keeps in (False, True):
+        folder = tmp_path / str(keeps)
+        folder.mkdir()
+        options: dict[str, Any] = {"dtype": "fp16", "keep_io_types": keeps, "verify": keeps}
+        path = export(decoder, f=folder / "decoder.onnx", **options, **decoder_arguments(decoder)).path
+        file = load(path)
+        cache = {info.dtype for info in file.inputs if info.name.startswith("past")}
+        assert cache == {np.dtype(np.float32 if keeps else np.float16)}
+        write_genai_config(path, decoder)
+        opened = genai.Model(str(folder))
+        parameters = genai.GeneratorParams(opened)
+        parameters.set_search_options(max_length=14, min_length=14)
+        generator = genai.Generator(opened, parameters)
+        generator.append_tokens(IDS[0].numpy().astype(np.int32))
+        while not generator.is_done():
+            generator.generate_next_token()
+        found.append(generator.get_sequence(0))
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.slow
 def test_the_sample_generates_the_same_tokens_in_every_runtime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

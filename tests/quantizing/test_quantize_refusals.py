@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nnorm_export import export, layers, quantize
+from nnorm_export import export, layers, load, quantize
 from nnorm_export.errors import ExportError, InputError, ModelFileError
 
 pytestmark = pytest.mark.slow
@@ -112,3 +112,21 @@ def test_a_norm_in_a_branch_is_refused(source: Path, data: Tensor, tmp_path: Pat
     onnx.save(proto, tmp_path / "branch.onnx")
     with pytest.raises(ModelFileError, match="inside a control-flow operator"):
         quantize(tmp_path / "branch.onnx", data, tmp_path / "int8.onnx")
+
+
+@pytest.mark.parametrize("keep_io_types", [False, True])
+def test_half_precision_is_refused_with_float32_inputs_too(keep_io_types: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval()
+    options: dict[str, Any] = {"keep_io_types": keep_io_types, "dtype": "fp16", "verify": False}
+    path = export(model, torch.randn(3, 6), tmp_path / "half.onnx", **options).path
+    with pytest.raises(ModelFileError, match=r"it computes in float16.*int8 file of that has float32 inputs and"):
+        quantize(path, torch.randn(3, 6), tmp_path / "int8.onnx", keep_io_types=True)
+
+
+def test_int8_files_keep_float32_inputs_and_outputs_in_any_case(source: Path, data: Tensor, tmp_path: Path) -> None:
+    path = quantize(source, data, tmp_path / "int8.onnx", keep_io_types=True).path
+    other = quantize(source, data, tmp_path / "other.onnx").path
+    runners = load(path), load(other)
+    for info in (*runners[0].inputs, *runners[0].outputs):
+        assert info.dtype == np.float32
+    np.testing.assert_array_equal(*(runner(data.numpy())[0] for runner in runners))

@@ -102,6 +102,30 @@ def test_an_honest_server(url: str) -> None:
     np.testing.assert_array_equal(load(url)(X)[0], [[1.0, 2.0]])
 
 
+def _with_parameter(text: Any) -> bytes:
+    return json.dumps({"parameters": {"nnorm_export.kept_io_types": {"string_value": text}}}).encode()
+
+
+def test_types_inside(url: str) -> None:
+    """serve-repo writes them for the latest version."""
+    text = json.dumps({"x": "float16", "y": "float16", "gone": "float16"})
+    Server.answers["/v2/models/net/config"] = (200, _with_parameter(text), 0)
+    assert load(url).kept_io_types == {"x": "float16", "y": "float16"}
+    metadata = json.dumps({**METADATA, "versions": ["1", "2"]}).encode()
+    for version, count in (("1", 0), ("2", 2)):
+        for part in ("", "/ready", "/config", "/infer"):
+            Server.answers[f"/v2/models/net/versions/{version}{part}"] = Server.answers[f"/v2/models/net{part}"]
+        Server.answers[f"/v2/models/net/versions/{version}"] = (200, metadata, 0)
+        assert len(load(f"{url}/{version}").kept_io_types) == count
+
+
+@pytest.mark.parametrize("text", [5, "[", '{"x": "float9"}', None])
+def test_types_inside_that_are_none(text: Any, url: str) -> None:
+    Server.answers["/v2/models/net/config"] = (200, _with_parameter(text), 0)
+    with pytest.raises(ModelFileError, match="not of the KServe v2 protocol"):
+        load(url)
+
+
 @pytest.mark.parametrize("path", ["", "/config", "/ready"])
 def test_descriptions_that_drip(path: str, url: str) -> None:
     status, body, _ = Server.answers[f"/v2/models/net{path}"]

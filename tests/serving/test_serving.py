@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -291,6 +292,8 @@ def server(
     write_repository(
         export(other, inputs, folder / "other.onnx").path, folder / "models", name="other", backend="python"
     )
+    half = export(model, inputs, folder / "half.onnx", form="custom", dtype="fp16", keep_io_types=True).path
+    write_repository(half, folder / "models", backend="python", max_batch_size=16, threads=1)
     environment = {"PYTHONPATH": str(ROOT), "NNORM_EXPORT_LIBRARY": library.get_library_path()}
     with serving(Path(PYTHON), folder / "models", folder, environment) as running:
         yield running
@@ -315,6 +318,22 @@ def test_parity_through_a_server(
         runner(np.zeros((17, 3, 8, 8), np.float32), np.zeros(17, np.float32))
     with pytest.raises(ModelFileError, match="the server has no model nothing that is ready"):
         load(f"{getattr(server, protocol)}/nothing")
+
+
+@needs_triton
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_half_file_with_float32_tensors(
+    protocol: str, server: Server, model: nn.Module, inputs: tuple[Tensor, Tensor]
+) -> None:
+    url = f"{getattr(server, protocol)}/half"
+    report = verify(url, model, inputs)
+    assert report, str(report)
+    assert {output.dtype for output in report.outputs} == {"float16"}
+    runner = load(url)
+    assert {info.dtype for info in (*runner.inputs, *runner.outputs)} == {np.dtype(np.float32)}
+    other = copy.deepcopy(model)
+    torch.nn.init.constant_(other.norm.bias, 0.1)  # type: ignore[union-attr, arg-type]
+    assert not verify(url, other, inputs)
 
 
 @needs_triton

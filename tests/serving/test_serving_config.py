@@ -176,3 +176,24 @@ def test_the_cache_of_hugging_face(tmp_path: Path) -> None:
     (snapshot / data.name).symlink_to("../../secret")
     with pytest.raises(ModelFileError, match="outside of its folder"):
         load(snapshot / path.name)
+
+
+def test_float32_inputs_and_outputs_of_a_half_file(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), layers.LayerNormalNorm(3)).eval()
+    for keeps in (False, True):
+        file = export(model, torch.randn(5, 4), tmp_path / "net.onnx", dtype="fp16", keep_io_types=keeps).path
+        written = write_repository(file, tmp_path / f"models{keeps}")
+        assert written.config.count("data_type: TYPE_FP32") == (2 if keeps else 0)
+        assert written.config.count("data_type: TYPE_FP16") == (0 if keeps else 2)
+        assert ("nnorm_export.kept_io_types" in written.config) == keeps
+        assert any("convert --keep-io-types" in note for note in written.notes) == (not keeps)
+    assert write_repository(file, tmp_path / "modelsTrue", threads=2).version == 2
+
+
+def test_bfloat16_in_the_backend_python(tmp_path: Path) -> None:
+    model = layers.LayerNormalNorm(3).eval()
+    file = export(model, torch.randn(5, 3), tmp_path / "net.onnx", dtype="bf16").path
+    with pytest.raises(ExportError, match=r"NumPy and so the backend python do not have.*keep_io_types=True"):
+        write_repository(file, tmp_path / "models", backend="python")
+    kept = export(model, torch.randn(5, 3), tmp_path / "net.onnx", dtype="bf16", keep_io_types=True).path
+    assert "TYPE_FP32" in write_repository(kept, tmp_path / "models", backend="python").config

@@ -27,6 +27,7 @@ from nnorm_export.files.formats import ONNX
 from nnorm_export.files.staging import save, writing
 from nnorm_export.graphs.forms import apply_form, check_form, strip_bodies
 from nnorm_export.graphs.fuse_epilogues import fuse_epilogues
+from nnorm_export.graphs.io_types import cast_io_types
 from nnorm_export.graphs.layer_paths import layer_path
 from nnorm_export.graphs.older_opsets import check_opset, take_down
 from nnorm_export.graphs.transposes import move_float16_transposes
@@ -39,7 +40,12 @@ _LARGE = 2**24  # bytes of weights
 
 
 def write(
-    request: Request, *, form: str | None = None, opset_version: int | None = None, external_data: bool | None = None
+    request: Request,
+    *,
+    form: str | None = None,
+    opset_version: int | None = None,
+    external_data: bool | None = None,
+    keep_io_types: bool = False,
 ) -> ExportReport:
     """See :func:`nnorm_export.export`."""
     target = request.target
@@ -61,6 +67,8 @@ def write(
     apply_form(model, compared_form)
     move_float16_transposes(model)
     take_down(model, opset)
+    if keep_io_types:
+        cast_io_types(model)
     write_metadata(model, form, target.name, layers, frozen)
     nodes = len(model.graph)
 

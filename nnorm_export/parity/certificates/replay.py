@@ -13,6 +13,7 @@ from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import companions
+from nnorm_export.parity.as_computed import as_computed, outputs_inside
 from nnorm_export.parity.certificates import signatures
 from nnorm_export.parity.certificates.files import ALLOWED_ERROR, COUNTED, DATA, FLOAT64, certificate_of, read_tensors
 from nnorm_export.parity.verdict.case import Case
@@ -105,7 +106,7 @@ def _criteria(folder: Path, recorded: Any, count: int) -> list[Criterion]:
 def _read_case(folder: Path, index: int, runner: Runner) -> Case:
     data, exact = folder / DATA.format(index), folder / FLOAT64.format(index)
     indices = range(len(runner.outputs))
-    expected = read_tensors(data, "output", indices)
+    expected = outputs_inside(runner, read_tensors(data, "output", indices))
     float64 = read_tensors(exact, "output", indices) if exact.is_dir() else None
     for info, output, wide in zip(runner.outputs, expected, float64 or expected, strict=True):
         if wide.shape != output.shape or not {output.dtype.kind, wide.dtype.kind} <= {*"fiubV"}:  # V: bfloat16
@@ -115,7 +116,7 @@ def _read_case(folder: Path, index: int, runner: Runner) -> Case:
             )
     inputs = read_tensors(data, "input", range(len(runner.inputs)))
     counted = _read_counted(folder / COUNTED.format(index), expected)
-    case = Case(inputs, expected, runner(*inputs), float64=float64, counted=counted, is_changed=index > 0)
+    case = Case(inputs, expected, as_computed(runner)(*inputs), float64=float64, counted=counted, is_changed=index > 0)
     allowed_error = _read_allowed_errors(folder / ALLOWED_ERROR.format(index), case.take(expected))
     return replace(case, allowed_error=allowed_error)
 

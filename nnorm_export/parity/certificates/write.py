@@ -15,6 +15,7 @@ from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError, InputError, ModelFileError
 from nnorm_export.files.staging import parents_made, staged_folder
+from nnorm_export.parity.as_computed import of_file
 from nnorm_export.parity.certificates import files, signatures
 from nnorm_export.parity.certificates.bits import bits_of
 from nnorm_export.parity.verdict.case import Case
@@ -74,6 +75,7 @@ class NewCertificate:
             RuntimeMissingError: there is a key, and model-signing is not installed.
         """
         check_folder(self.folder)
+        cases = [of_file(runner, case) for case in cases]
         certificate = {
             "format": files.FORMAT if cases[0].counted is None else files.WITH_COUNTED,
             "file": self.path.name,

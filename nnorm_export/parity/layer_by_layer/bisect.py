@@ -25,6 +25,7 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import named_layers, require_module
 from nnorm_export.names import layer_name, listed
+from nnorm_export.parity.as_computed import as_computed
 from nnorm_export.parity.layer_by_layer.between import Folded, layers_of, nodes_between
 from nnorm_export.parity.layer_by_layer.bisection import Bisection, LayerParity
 from nnorm_export.parity.layer_by_layer.constants import differing_constants
@@ -101,7 +102,7 @@ def bisect(
     parts = _parts(file, proto, others, model)
     folded = Folded.of(proto, modules)
     folded.refuse(parts)
-    runner = load(path, runtime)
+    runner = as_computed(load(path, runtime))
     reference = PyTorchModel(model, dtype_of(runner, model), passthrough, [info.name for info in runner.outputs])
     masks = Where.of(where)
     masks.check(runner.inputs, runner.outputs)
@@ -300,7 +301,8 @@ def _values(proto: onnx.ModelProto, runtime: str | None, feed: list[Array]) -> d
     if not proto.graph.output:  # all parts read the model's own inputs
         return {}
     with opened(proto, runtime) as runner:
-        return {info.name: value for info, value in zip(runner.outputs, runner(*feed), strict=True)}
+        results = as_computed(runner)(*feed)
+        return {info.name: value for info, value in zip(runner.outputs, results, strict=True)}
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int]:

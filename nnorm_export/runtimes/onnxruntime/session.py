@@ -116,6 +116,7 @@ class OnnxRuntimeRunner(Runner):
         self._ort = import_onnxruntime()
         self._file = onnx_file.read(path, large_weights=False)  # ONNX Runtime reads the weights itself
         self.noted, self.lengths = self._file.noted, self._file.lengths
+        self.kept_io_types = self._file.kept_io_types
         refuse_invalid(self._file)
         self._providers = checked(self.default_providers if providers is None else providers)
         self._devices = self._find_devices()
