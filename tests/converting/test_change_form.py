@@ -298,7 +298,7 @@ def test_the_command(exported: Source, image: Array, tmp_path: Path) -> None:
     source.write_bytes(exported("portable").read_bytes())
     shown = " ".join(run("convert", source).stdout.split())
     assert (tmp_path / "net.primitives.onnx").exists()
-    assert "form primitives normalizations 1 BatchNormalNorm" in shown
+    assert "form primitives, opset 20 normalizations 1 BatchNormalNorm" in shown
     assert "equal" in shown
     np.savez(tmp_path / "data.npz", image=image)
     options = ("--form", "portable", "-i", tmp_path / "data.npz", "-o", tmp_path / "again.onnx", "--json")
