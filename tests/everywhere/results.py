@@ -24,8 +24,15 @@ def save(results: Mapping[str, Any]) -> None:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """``new``, with the runtimes of ``old`` that were not measured again, if those have run the same cases."""
-    records = {**(old["runtimes"] if old["cases"] == new["cases"] else {}), **new["runtimes"]}
+    """``new``, with the runtimes and kinds of ``old`` that were not measured again, if those have run the same cases.
+
+    The kinds of a runtime are of one version of it.
+    """
+    records = dict(old["runtimes"] if old["cases"] == new["cases"] else {})
+    for name, record in new["runtimes"].items():
+        known = records.get(name, record)
+        kinds = {**(known["kinds"] if known["version"] == record["version"] else {}), **record["kinds"]}
+        records[name] = {"version": record["version"], "kinds": kinds}
     names = [runtime.name for runtime in RUNTIMES]
     return {"cases": new["cases"], "runtimes": {name: records[name] for name in names if name in records}}
 
