@@ -20,6 +20,7 @@ from .exporting.export import (
     export_torchscript as export_torchscript,
 )
 from .exporting.report import ExportReport as ExportReport
+from .files.required_operators import RequiredOperators as RequiredOperators
 from .freezing import freeze as freeze
 from .library import (
     get_library_path as get_library_path,
@@ -45,6 +46,7 @@ from .quantizing.quantize import quantize as quantize
 from .quantizing.report import QuantizeReport as QuantizeReport
 from .runtimes import Runner as Runner, load as load
 from .runtimes.diagnose import Diagnosis as Diagnosis, diagnose as diagnose
+from .runtimes.onnxruntime.required_operators import required_operators as required_operators
 from .serving.genai import write_genai_config as write_genai_config
 from .serving.repository import Repository as Repository, write_repository as write_repository
 from .tensorrt.engine import EngineReport as EngineReport, build_engine as build_engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +16,20 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(metavar="FILE", help="The file to describe.")],
+    path: Annotated[
+        str, typer.Argument(metavar="FILE", help="The file to describe; with --required-operators, or a folder.")
+    ],
     no_run: NoRun = False,
     trust_pickle: TrustPickle = False,
     plot: Annotated[
         str | None, panels.output("--plot FILE", "Draw the λ of every normalization: .png, .svg or .pdf.")
+    ] = None,
+    required_operators: Annotated[
+        str | None,
+        panels.output(
+            "--required-operators FILE",
+            "Write the operators that ONNX Runtime needs, for its reduced builds (--include_ops_by_config).",
+        ),
     ] = None,
     *,
     output: Output,
@@ -44,24 +53,58 @@ def inspect(
       nnorm-export inspect net.onnx --json --no-run
 
       nnorm-export inspect net.onnx --plot lambdas.png
+
+      nnorm-export inspect models/ --required-operators operators.config
     """
     from nnorm_export.files.inspection import describe
     from nnorm_export.parity.report.plots import check_plot, plot_lambdas
     from nnorm_export.runtimes.describe_run import describe_run
 
+    if required_operators is not None and Path(path).is_dir():
+        if plot is not None:
+            raise typer.BadParameter("--plot draws the λ of one file; give a file, not a folder")
+        required = _write_required_operators(path, required_operators, output, run=not no_run)
+        output.show(required, lambda: typer.echo(_about(required)))
+        return
     if plot is not None:
         check_plot(Path(plot))
     with output.working(f"Reading {path}"):
         description = describe(path) if no_run else describe_run(path, trust_pickle=trust_pickle)
         if plot is not None:
             plot_lambdas(description, Path(plot))
+    written: dict[str, Any] = {} if plot is None else {"plot": plot}
+    if required_operators is not None:
+        written |= _write_required_operators(path, required_operators, output, run=not no_run)
 
     def print_text() -> None:
         _print(description)
         if plot is not None:
             typer.echo(f"wrote {shown(plot)}")
+        if required_operators is not None:
+            typer.echo(_about(written))
 
-    output.show(description.to_json() | ({} if plot is None else {"plot": plot}), print_text)
+    output.show(description.to_json() | written, print_text)
+
+
+def _write_required_operators(path: str, target: str, output: Output, *, run: bool) -> dict[str, Any]:
+    """What was written, for --json."""
+    from nnorm_export.files.staging import check_output
+    from nnorm_export.runtimes.onnxruntime.required_operators import required_operators
+
+    check_output(target)
+    with output.working(f"Listing the operators of {path}"):
+        required = required_operators(path, run=run)
+        required.write(target)
+    return {"required_operators": {"output": target, **required.to_json()}}
+
+
+def _about(written: dict[str, Any]) -> str:
+    required = written["required_operators"]
+    count = len({name for opsets in required["operators"].values() for names in opsets.values() for name in names})
+    version = required["onnxruntime"]
+    optimized = f"optimized by ONNX Runtime {version}" if version else "not optimized"
+    files = len(required["files"])
+    return f"wrote {shown(required['output'])}: {count} operators of {files} file{'s'[: files != 1]}, {optimized}"
 
 
 def _print(description: ModelDescription) -> None:

@@ -50,7 +50,7 @@ _OLDEST_FOR_KERNELS = (1, 18)  # the kernels need this version of the API
 _OLDEST_WITH_OVERLOADS = (1, 27)  # since this version a node of the graph chooses among the bodies of its operator
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
-_EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 
 
 def import_onnxruntime() -> Any:
@@ -134,7 +134,7 @@ class OnnxRuntimeRunner(Runner):
         # Only the optimized graph is read, without weights, so that no weight needs to be packed for kernels.
         self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
         if session_options is None:
-            self._graph_options.add_session_config_entry(_EXTERNAL_WEIGHTS, "weights")
+            self._graph_options.add_session_config_entry(EXTERNAL_WEIGHTS, "weights")
             self._graph_options.add_session_config_entry("session.disable_prepacking", "1")
         self._session = self._open(self._options)
         self._refuse_other_providers()
