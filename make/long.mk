@@ -6,6 +6,16 @@ suite-long: $(VENV)/installed .venv-zoo/installed
 	$(PYTEST_PARALLEL) --durations 20 -m long
 	$(IN_ZOO) -m long
 
+# make test-cpp-long    the kernels' own tests with all checks of the sanitizers and with both arithmetics of 16-bit tensors on
+#              GPUs; and the kernels of bfloat16 for the oldest GPU, compiled
+.PHONY: test-cpp-long
+test-cpp-long: $(VENV)/installed $(NVCC)
+	$(call test_cpp,build/sanitized-all,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ALL -DNNORM_CUDA=OFF)
+	$(WITH_BIN) cmake -S custom_ops -B build/cpp -G Ninja -DNNORM_BUILD_TESTS=ON $(OPTIONS_OF_TESTS)
+	if grep -q nnorm_cuda_oldest_bfloat16 build/cpp/build.ninja; then \
+		MAKEFLAGS= $(WITH_BIN) cmake --build build/cpp --target nnorm_cuda_oldest_bfloat16; \
+	else echo "the kernels for GPUs are not built: nvcc was not found"; fi
+
 # make test-pythons    `make test` and the types in a fresh clone for each Python that is found; PYTHONS='3.10 3.13' for some
 .PHONY: test-pythons
 test-pythons:

@@ -44,7 +44,7 @@ OPTIONS_OF_TESTS := -DNNORM_WERROR=ON -DNNORM_CUDA_ARCHITECTURES=90
 test-cpp: $(VENV)/installed $(NVCC)
 	$(call test_cpp,build/cpp,$(OPTIONS_OF_TESTS))
 
-# make test-sanitizers    the same with AddressSanitizer and UndefinedBehaviorSanitizer
+# make test-sanitizers    the same with AddressSanitizer and UndefinedBehaviorSanitizer, without what `make test-cpp-long` adds
 test-sanitizers: $(VENV)/installed
 	$(call test_cpp,build/sanitized,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ON -DNNORM_CUDA=OFF)
 

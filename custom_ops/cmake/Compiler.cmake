@@ -45,6 +45,10 @@ target_compile_options(nnorm_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${NNORM_WERROR}>:-Werror>>)
 if(NNORM_SANITIZE)
   set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
+  if(NOT NNORM_SANITIZE STREQUAL "ALL")
+    # AddressSanitizer detects the accesses that these checks announce. Without them compiling takes two thirds of the time.
+    list(APPEND sanitizers -fno-sanitize=null,object-size,pointer-overflow,vptr)
+  endif()
   # -O1, after the build type's -O3: sanitized code is not vectorized anyway, and compiles in a quarter of the time. -g1
   # is enough for the lines in a report.
   set(NNORM_SANITIZE_FLAGS -O1 -g1 -fno-omit-frame-pointer)

@@ -45,7 +45,8 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
 
 // Calls run(problem). The elements of the problem are SameBits if they have 16 bits and `same_bits` is true.
 template <template <class> class Problem, class T, class Run>
-cudaError_t with_elements(const Problem<T>& problem, bool same_bits, Run run) {
+cudaError_t with_elements(const Problem<T>& problem, [[maybe_unused]] bool same_bits, Run run) {
+#if !defined(NNORM_WITHOUT_SAME_BITS)  // a build for tests, see Tests.cmake
   if constexpr (computed_by_device<T>) {
     if (same_bits) {
       Problem<SameBits<T>> of_elements;  // its members are those of `problem`, and its pointers point to another type
@@ -54,6 +55,7 @@ cudaError_t with_elements(const Problem<T>& problem, bool same_bits, Run run) {
       return run(of_elements);
     }
   }
+#endif
   return run(problem);
 }
 

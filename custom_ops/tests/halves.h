@@ -9,6 +9,12 @@ namespace nnorm_test {
 
 enum class Halves { same_bits, by_device };
 
+#if defined(NNORM_WITHOUT_SAME_BITS)
+constexpr bool have_same_bits_of_halves = false;
+#else
+constexpr bool have_same_bits_of_halves = true;
+#endif
+
 template <class T>
 std::string name_of(Halves halves) {
   const bool by_device = sizeof(T) == 2 && halves == Halves::by_device;
