@@ -75,12 +75,14 @@ def score(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while (nodes_left := sum(node["Alive"] for node in ray.nodes())) > 1 and time.monotonic() < deadline:
         time.sleep(0.5)  # until the head has noticed
+    refused = _run_program(model, images, folder / "none.npy", "--address", cluster.address, "--workers", "4")
     ray.shutdown()
     cluster.shutdown()
     summaries = {"alone": alone, "undisturbed": undisturbed, "survived": survived}
     return {
         "killed": killed,
         "nodes_left": nodes_left,
+        "refused": refused.stderr,
         **{name: vars(summary) for name, summary in summaries.items()},
     }
 
@@ -120,24 +122,19 @@ def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
 
 def program(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     """samples/ray/score.py as a user runs it, with and without Ray."""
-    np.save(folder / "few.npy", np.load(images)[:130])
-    command = [sys.executable, SAMPLES / "score.py", model, folder / "few.npy", "--batch", "50", "-o"]
-    printed = {}
+    few, printed = folder / "few.npy", {}
+    np.save(few, np.load(images)[:130])
     workers = ["--workers", str(min(os.cpu_count() or 1, 4))]  # on small machines all of the CPUs
     for name, options in {"rayed.npy": workers, "alone.npy": ["--alone"]}.items():
-        done = subprocess.run(
-            [*command, folder / name, *options], capture_output=True, text=True, check=False, timeout=300
-        )
+        done = _run_program(model, few, folder / name, *options)
         assert done.returncode == 0, done.stderr[-4000:]
         printed[name] = done.stdout
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    refused = subprocess.run(
-        [*command, folder / "none.npy", "--address", cluster.address],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    cluster.shutdown()
-    printed["refused"] = refused.stderr
     return printed
+
+
+def _run_program(model: Path, images: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SAMPLES / "score.py", model, images, "--batch", str(BATCH), "-o", output, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def _ask_in_parts(url: str, images: Any) -> tuple[Any, list[int]]:
