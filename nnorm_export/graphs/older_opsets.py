@@ -1,8 +1,8 @@
 """Takes a model down to an older opset of the standard operators, for runtimes of the years before.
 
 onnx's own version converter has no way down for BatchNormalization, Sub, Pow and Reshape below opset 15, and
-onnxscript's only goes up. torch's older exporter (``dynamo=False``) has no expm1, and none of our passes; and the bodies
-must go down in any case. An operator that the older opset lacks becomes operators that it has
+onnxscript's only goes up. torch's older exporter (``dynamo=False``) has no expm1 and none of our passes, and our bodies
+would still have to go down. An operator that the older opset lacks becomes operators that it has
 (:mod:`nnorm_export.graphs.older_operators`). What no older operator computes is refused, with the layer and the least
 opset.
 """

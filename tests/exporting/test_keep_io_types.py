@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from backends import needs_kernels, open_with
 from golden_data import GOLDEN
 from golden_networks import CASES, CHECKPOINTS, EVALUATIONS, OURS, AllLayers, trained_network
 from planted_errors import ERRORS, LAYOUTS, trained
-from sampled import every_second
+from sampled import every_second, long
 from torch import Tensor, nn
 
 from nnorm_export import (
@@ -83,10 +84,15 @@ def backends_of(dtype: str, form: str) -> list[str]:
 
 
 @pytest.mark.slow
+# Every dtype, form and network once in CI.
+TRAINED = [("fc", "portable", "fp16"), ("vit", "primitives", "bf16"), ("wideresnet", "custom", "fp16")]
+
+
 @needs_kernels
-@pytest.mark.parametrize("dtype", NUMPY)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(
+    ("name", "form", "dtype"),
+    [kind if kind in TRAINED else long(*kind) for kind in itertools.product(CHECKPOINTS, FORMS, NUMPY)],
+)
 def test_trained_networks(name: str, form: str, dtype: str, tmp_path: Path) -> None:
     recorded = np.load(GOLDEN / "checkpoints" / f"{name}.npz")
     images, rows = torch.from_numpy(recorded["input"][:2]), recorded["input"][: 3 if dtype == "bf16" else 40]
@@ -99,7 +105,7 @@ def test_trained_networks(name: str, form: str, dtype: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", NUMPY)
-@pytest.mark.parametrize("form", ["portable", "primitives"])
+@pytest.mark.parametrize("form", ["portable", long("primitives")])
 def test_recorded_layers(form: str, dtype: str, tmp_path: Path) -> None:
     inputs = [case.inputs[index] for case, index in EVALUATIONS]
     half, kept = both(AllLayers(), (inputs,), tmp_path, dtype, form=form, dynamic_shapes={})
