@@ -83,11 +83,11 @@ def backends_of(dtype: str, form: str) -> list[str]:
     return ["kernel"] if form == "custom" else ["kernel", "body"] if form == "portable" else ["body"]
 
 
-@pytest.mark.slow
 # Every dtype, form and network once in CI.
 TRAINED = [("fc", "portable", "fp16"), ("vit", "primitives", "bf16"), ("wideresnet", "custom", "fp16")]
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize(
     ("name", "form", "dtype"),
