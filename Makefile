@@ -20,6 +20,9 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -o faulthandler_exit_o
 PYTEST_PARALLEL := $(PYTEST) --numprocesses logical --maxprocesses 4
 # Not $(MAKE) in a recipe that calls another program: `make -n` would run it.
 MAKE_PROGRAM := $(MAKE)
+# The environments are installed without compiled modules (--no-compile). Where Python may not write those that it compiles,
+# each process that imports PyTorch compiles 4,000 modules again, for six seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # Recipes call programs of the environment by their names.
 WITH_BIN := PATH="$(abspath $(BIN)):$$PATH"
 

@@ -246,3 +246,12 @@ def test_help_has_a_line_for_each_of_a_dozen_targets() -> None:
     assert {"make test-pythons ", "make fuzz-kills ", "make wheels "} <= set(
         re.findall(r"^make \S+ ", all_, re.MULTILINE)
     )
+
+
+@with_make
+def test_python_keeps_the_modules_that_it_has_compiled(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(f'include {ROOT / "Makefile"}\nshown:\n\t@echo "<$$PYTHONDONTWRITEBYTECODE>"\n')
+    command = ["make", "-s", "-I", str(ROOT), "shown"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "<>\n"
