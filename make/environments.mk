@@ -21,7 +21,9 @@ RTX := $(if $(filter Linux,$(shell uname -s)),$(RTX_VERSIONS))
 
 # The environments of the matrix of runtimes. The quick ones run in `make test-all`. Node.js and its packages are used where npm is.
 NPM := $(if $(shell command -v npm),node)
-EVERYWHERE := onnxruntime onnxruntime-openvino opencv5 opencv4 tract iree tvm executorch litert $(NPM)
+# An OpenCV of 2023, which takes NumPy 1, as nvidia-pytriton does below.
+OLDER_OPENCV := $(shell $(PYTHON) -c 'import sys; print("opencv4.8" * (sys.version_info < (3, 13)))')
+EVERYWHERE := onnxruntime onnxruntime-openvino opencv5 opencv4 $(OLDER_OPENCV) tract iree tvm executorch litert $(NPM)
 EVERYWHERE_IN_TEST := opencv5 tract $(NPM)
 
 # nvidia-pytriton has a tritonserver for Linux on x86-64; it takes NumPy 1, which has wheels up to Python 3.12.

@@ -224,7 +224,13 @@ def _gemm(rewrite: Rewrite) -> None:
     """ONNX Runtime up to 1.12 fuses a Gemm without C with an activation, and then refuses the model for want of C."""
     if rewrite.input(2) is None:
         rewrite.node.resize_inputs(3)
-        rewrite.node.replace_input_with(2, rewrite.like(0, rewrite.x))
+        weight = rewrite.input(1)
+        assert weight is not None
+        axis = 0 if rewrite.node.attributes.get_int("transB", 0) else 1
+        columns = None if weight.shape is None else weight.shape[axis]
+        # OpenCV 4.8 takes a vector only.
+        zeros = [0] * columns if isinstance(columns, int) else 0
+        rewrite.node.replace_input_with(2, rewrite.constant(zeros, rewrite.dtype(rewrite.x)))
 
 
 @_before(15, "CastLike")

@@ -116,6 +116,7 @@ RUNTIMES = (
     Runtime("openvino", "OpenVINO", "python:openvino", forms=(*ONNX, "torchscript", "pt2"), is_quick=True),
     Runtime("opencv5", "OpenCV 5", "python:opencv", ".venv-everywhere-opencv5", forms=(*ONNX, "opencv"), is_quick=True),
     Runtime("opencv4", "OpenCV 4", "python:opencv", ".venv-everywhere-opencv4", forms=(*ONNX, "opencv")),
+    Runtime("opencv4.8", "OpenCV 4.8", "python:opencv-alone", ".venv-everywhere-opencv4.8", ("opset13",), dtypes=_FP32),
     Runtime("tract", "tract", "python:tract", ".venv-everywhere-tract", forms=(*ONNX, "tract"), is_quick=True),
     Runtime("iree", "IREE, on processors", "python:iree", ".venv-everywhere-iree", dtypes=_FP32),
     Runtime("tvm", "Apache TVM, on processors", "python:tvm", ".venv-everywhere-tvm", dtypes=_FP32),

@@ -56,6 +56,17 @@ def openvino(path: Path, example: Sequence[Array]) -> Run:
     return lambda inputs: list(compiled(list(inputs)).values())
 
 
+def opencv_alone(path: Path, example: Sequence[Array]) -> Run:
+    """An OpenCV whose environment does not have the packages of nnorm_export."""
+    network = importlib.import_module("cv2").dnn.readNetFromONNX(str(path))
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        network.setInput(*inputs)
+        return [network.forward()]
+
+    return run
+
+
 def iree(path: Path, example: Sequence[Array]) -> Run:
     compiler, runtime = importlib.import_module("iree.compiler"), importlib.import_module("iree.runtime")
     importer = importlib.import_module("iree.compiler.tools.import_onnx.__main__")
@@ -115,6 +126,7 @@ RUNTIMES: dict[str, tuple[Callable[[Path, Sequence[Array]], Run], str]] = {
     "onnxruntime-openvino": (onnxruntime_openvino, "onnxruntime-openvino"),
     "openvino": (openvino, "openvino"),
     "opencv": (loaded("opencv"), "opencv-python-headless"),
+    "opencv-alone": (opencv_alone, "opencv-python-headless"),
     "tract": (loaded("tract"), "tract"),
     "iree": (iree, "iree-base-compiler"),
     "tvm": (tvm, "apache-tvm"),
