@@ -1,6 +1,6 @@
 """Files of opset 11 to 17, which older runtimes read: what export and convert write, and what they refuse.
 
-tests/graphs/test_older_opsets.py has each operator; tests/everywhere runs such files in ONNX Runtime 1.10 and later.
+tests/graphs/test_older_operators.py has each operator; tests/everywhere runs such files in ONNX Runtime 1.10 and later.
 """
 
 from __future__ import annotations
