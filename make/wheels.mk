@@ -48,6 +48,14 @@ test-wheels: wheels
 	NNORM_WHEELS="$(CURDIR)/build/wheels" $(PYTEST) tests/project/test_wheels.py
 	if test "$$(uname -m)" = x86_64; then $(MAKE) same-bits-zig; fi
 
+# make test-windows    the libraries for Windows, compiled by Zig: what they export, and that they need Windows alone. Nothing runs them
+.PHONY: test-windows
+test-windows: $(VENV)/installed .venv-neon/installed
+	$(WITH_BIN) $(ZIG_CACHE) cmake -S custom_ops -B build/windows -G Ninja --toolchain cmake/zig_toolchain.cmake \
+		-DNNORM_ZIG=$(ZIG) -DNNORM_ZIG_TARGET=x86_64-windows-gnu -DNNORM_CUDA=OFF -DNNORM_WERROR=ON
+	MAKEFLAGS= $(WITH_BIN) $(ZIG_CACHE) cmake --build build/windows
+	NNORM_WINDOWS_LIBRARIES="$(CURDIR)/build/windows" $(PYTEST) tests/project/test_windows.py
+
 same-bits-zig: N ?= 400000
 same-bits-zig: build/cpp/test_same_bits .venv-neon/installed
 	$(call build_with_zig,build/zig-x86_64,x86_64-linux-gnu.2.28,test_same_bits test_quantized_batch_normal_norm)

@@ -30,8 +30,9 @@ WITHOUT = "none"
 SAME_BITS = "NNORM_EXPORT_SAME_BITS"
 
 # The files that custom_ops/cmake/ installs in one folder.
-FILE_NAME = "libnnorm_ort.dylib" if sys.platform == "darwin" else "libnnorm_ort.so"
-TRAINING_FILE_NAME = "libnnorm_training.dylib" if sys.platform == "darwin" else "libnnorm_training.so"
+_NAMES = {"darwin": "lib{}.dylib", "win32": "{}.dll"}  # of a library, where it is not lib….so
+FILE_NAME = _NAMES.get(sys.platform, "lib{}.so").format("nnorm_ort")
+TRAINING_FILE_NAME = _NAMES.get(sys.platform, "lib{}.so").format("nnorm_training")
 CUDA_FILE_NAME = "libnnorm_ort_cuda.so"
 PLUGIN_FILE_NAME = "libnnorm_trt.so"
 REGISTERING_PLUGIN_FILE_NAMES = "libnnorm_trt_register_[0-9]*.so"  # the number is the major version of TensorRT

@@ -26,6 +26,12 @@ if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
     "CXX to one of these, or install without the kernels: NNORM_EXPORT_BUILD_LIBRARY=0.")
 endif()
 
+if(WIN32 AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  message(FATAL_ERROR
+    "nnorm_export: GCC for Windows does not align AVX's registers on the stack (its bug 54412), so its kernels would crash. "
+    "Set the environment variable CXX to a Clang, or install without the kernels: NNORM_EXPORT_BUILD_LIBRARY=0.")
+endif()
+
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release by default: these are kernels" FORCE)
 endif()

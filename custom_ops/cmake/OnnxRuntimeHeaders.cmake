@@ -100,3 +100,6 @@ nnorm_header_api("${NNORM_ONNXRUNTIME_HEADERS}" api)
 message(STATUS "ONNX Runtime: headers of API ${api} in ${NNORM_ONNXRUNTIME_HEADERS}")
 add_library(onnxruntime_headers INTERFACE)
 target_include_directories(onnxruntime_headers SYSTEM INTERFACE "${NNORM_ONNXRUNTIME_HEADERS}")
+if(WIN32 AND NOT MSVC) # an annotation in the header, for Microsoft's compiler, that other ones' headers do not define
+  target_compile_options(onnxruntime_headers INTERFACE "-D_Return_type_success_(condition)=")
+endif()

@@ -1,11 +1,14 @@
-# Compiles for Linux with the compiler of the package `ziglang`: a Clang that links its C++ library statically, and can
-# link against any version of glibc.
+# Compiles for Linux, or for Windows, with the compiler of the package `ziglang`: a Clang that links its C++ library
+# statically, and can link against any version of glibc.
 #
 #   cmake -S custom_ops -B build/zig --toolchain cmake/zig_toolchain.cmake -DNNORM_ZIG=…/ziglang/zig \
-#     -DNNORM_ZIG_TARGET=x86_64-linux-gnu.2.28    # or aarch64-linux-musl, for tests/emulated/run.py
+#     -DNNORM_ZIG_TARGET=x86_64-linux-gnu.2.28    # or aarch64-linux-musl, for tests/emulated/run.py; x86_64-windows-gnu
 #
 # Options have Clang's names. Zig is one program for all tools; CMake needs a program for each.
 set(CMAKE_SYSTEM_NAME Linux)
+if(NNORM_ZIG_TARGET MATCHES "-windows-")
+  set(CMAKE_SYSTEM_NAME Windows)
+endif()
 string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "${NNORM_ZIG_TARGET}")
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES NNORM_ZIG NNORM_ZIG_TARGET)
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY) # else Zig compiles its libraries without optimization too

@@ -21,7 +21,7 @@ constexpr bool converts_whole_tiles = false;
 
 #if defined(__F16C__)
 template <>
-constexpr bool converts_whole_tiles<Float16> = true;
+inline constexpr bool converts_whole_tiles<Float16> = true;
 
 // Flushing denormals (MXCSR) changes neither conversion: it does not apply to denormal float16, and every denormal
 // float rounds to 0 in float16.

@@ -1,8 +1,9 @@
 // The functions of libnnorm_training, which Python calls through ctypes (nnorm_export/layers/fused/library.py).
-#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "kernels.h"
+#include "nnorm/exported.h"
 #include "nnorm/kernels.h"
 
 namespace nnorm {
@@ -42,24 +43,24 @@ const TrainingKernels* training_kernels(size_t index) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) size_t nnorm_training_problem_size() { return sizeof(nnorm::TrainingProblem); }
+NNORM_EXPORTED size_t nnorm_training_problem_size() { return sizeof(nnorm::TrainingProblem); }
 
-__attribute__((visibility("default"))) const char* nnorm_training_instruction_set(size_t index) {
+NNORM_EXPORTED const char* nnorm_training_instruction_set(size_t index) {
   const nnorm::TrainingKernels* kernels = nnorm::training_kernels(index);
   return kernels != nullptr ? kernels->name : nullptr;
 }
 
 // Computes the parts first, …, end − 1 of a problem: the forward pass (0), the backward pass (1) or the noise alone (2).
 // Returns 0, or 1 if there is not enough memory.
-__attribute__((visibility("default"))) int nnorm_training_run(size_t instruction_set, int is_double, int what,
-                                                              const nnorm::TrainingProblem* problem, uint64_t first,
-                                                              uint64_t end) {
+NNORM_EXPORTED int nnorm_training_run(size_t instruction_set, int is_double, int what,
+                                      const nnorm::TrainingProblem* problem, uint64_t first, uint64_t end) {
   const nnorm::TrainingKernels& kernels = nnorm::training_kernels(instruction_set)[is_double];
   const auto compute = what == 0 ? kernels.forward : what == 1 ? kernels.backward : kernels.noise;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, kernels.memory_size(*problem)) != 0) return 1;
+  constexpr std::align_val_t alignment{64};
+  void* const memory = ::operator new(kernels.memory_size(*problem), alignment, std::nothrow);
+  if (memory == nullptr) return 1;
   for (uint64_t part = first; part < end; ++part) compute(*problem, part, memory);
-  std::free(memory);
+  ::operator delete(memory, alignment);
   return 0;
 }
 

@@ -1,5 +1,12 @@
 #include "cuda_library.h"
 
+#if defined(_WIN32)
+
+// Windows has no kernels for GPUs.
+void nnorm::ort::add_cuda_operators(const OrtApi*, uint32_t, OrtCustomOpDomain*) {}
+
+#else
+
 #include <dlfcn.h>
 #include <sys/stat.h>
 
@@ -35,3 +42,5 @@ void add_cuda_operators(const OrtApi* api, uint32_t version, OrtCustomOpDomain* 
 }
 
 }  // namespace nnorm::ort
+
+#endif

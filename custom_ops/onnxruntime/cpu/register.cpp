@@ -6,7 +6,9 @@
 
 #include "../operator.h"
 #include "cuda_library.h"
+#include "keep_loaded.h"
 #include "nchwc_batch_normal_norm.h"
+#include "nnorm/exported.h"
 #include "quantized_batch_normal_norm.h"
 
 namespace nnorm::ort {
@@ -38,6 +40,7 @@ struct Domain {
 OrtCustomOpDomain* domain_of(const OrtApi* api, uint32_t version) {
   static std::mutex mutex;
   static auto& domains = *new std::vector<std::unique_ptr<Domain>>();
+  keep_loaded();
   const std::lock_guard<std::mutex> lock(mutex);
   for (const auto& known : domains)
     if (known->api == api) return known->domain.get();
@@ -55,7 +58,7 @@ uint32_t api_level(const char* version) {
 }  // namespace
 }  // namespace nnorm::ort
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL
+extern "C" NNORM_EXPORTED OrtStatus* ORT_API_CALL
 RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) noexcept {
   using namespace nnorm::ort;
   const char* runtime = base->GetVersionString();

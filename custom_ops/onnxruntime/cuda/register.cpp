@@ -5,9 +5,10 @@
 
 #include "../cuda_interface.h"
 #include "../operator.h"
+#include "nnorm/exported.h"
 #include "nnorm/same_bits.h"
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* nnorm_add_cuda_operators_1(
+extern "C" NNORM_EXPORTED OrtStatus* nnorm_add_cuda_operators_1(
     const OrtApi* api, uint32_t version, OrtCustomOpDomain* domain) noexcept {
   using namespace nnorm::ort;
   return guarded(api, "nnorm, CUDA", [&] {
