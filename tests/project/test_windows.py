@@ -1,4 +1,4 @@
-"""What can be tried of Windows elsewhere: the package without the modules of POSIX, and the symbols of the libraries."""
+"""What can be tried of Windows elsewhere: the package without POSIX modules, and the symbols of the libraries."""
 
 from __future__ import annotations
 
