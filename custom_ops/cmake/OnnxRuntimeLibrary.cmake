@@ -21,7 +21,10 @@ function(nnorm_add_plugin name folder)
   add_library(${name} SHARED ${ARGN})
   target_link_libraries(${name} PRIVATE nnorm_options)
   # nnorm_export/library.py looks for the library there, relative to the folder that holds the package.
-  install(TARGETS ${name} LIBRARY DESTINATION nnorm_export/lib RUNTIME DESTINATION nnorm_export/lib COMPONENT python)
+  # COMPONENT belongs to the kind of file before it. A DLL is a RUNTIME.
+  install(TARGETS ${name}
+    LIBRARY DESTINATION nnorm_export/lib COMPONENT python
+    RUNTIME DESTINATION nnorm_export/lib COMPONENT python)
   if(WIN32)
     # A DLL exports what exported.h marks. The static C++ library: a process may have no other one.
     set_target_properties(${name} PROPERTIES PREFIX "")
