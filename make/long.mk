@@ -2,9 +2,10 @@
 
 # make suite-long    the tests of tests/ that take longest, each beside shorter ones that `make suite` runs
 .PHONY: suite-long
-suite-long: $(VENV)/installed .venv-zoo/installed
+suite-long: $(VENV)/installed .venv-zoo/installed $(TRITON_COMPILER:%=.venv-%/installed)
 	$(PYTEST_PARALLEL) --durations 20 -m long
 	$(IN_ZOO) -m long
+	$(if $(TRITON_COMPILER),TRITON_INTERPRET=1 $(IN_TRITON) -m long tests/layers/test_fused_on_gpu.py)
 
 # make test-cpp-long    the kernels' own tests with all checks of the sanitizers and with both arithmetics of 16-bit tensors on
 #              GPUs; and the kernels of bfloat16 for the oldest GPU, compiled
@@ -12,6 +13,8 @@ suite-long: $(VENV)/installed .venv-zoo/installed
 test-cpp-long: $(VENV)/installed $(NVCC)
 	$(call test_cpp,build/sanitized-all,-DNNORM_WERROR=ON -DNNORM_SANITIZE=ALL -DNNORM_CUDA=OFF)
 	$(WITH_BIN) cmake -S custom_ops -B build/cpp -G Ninja -DNNORM_BUILD_TESTS=ON $(OPTIONS_OF_TESTS)
+	MAKEFLAGS= $(WITH_BIN) cmake --build build/cpp --target test_cuda_kernels
+	build/cpp/test_cuda_kernels
 	if grep -q nnorm_cuda_oldest_bfloat16 build/cpp/build.ninja; then \
 		MAKEFLAGS= $(WITH_BIN) cmake --build build/cpp --target nnorm_cuda_oldest_bfloat16; \
 	else echo "the kernels for GPUs are not built: nvcc was not found"; fi

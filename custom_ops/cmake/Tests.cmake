@@ -82,6 +82,8 @@ foreach(source IN LISTS test_sources)
     set(arguments 40000)
   elseif(NNORM_INSTRUMENTED AND name STREQUAL "test_cuda_kernels")
     set(arguments 20000 13)
+  elseif(name STREQUAL "test_cuda_kernels")
+    set(arguments 1048576 2) # each second size; `make test-cpp-long` runs all
   endif()
   add_test(NAME ${name} COMMAND ${name} ${arguments})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)

@@ -39,7 +39,7 @@ class Windows(nn.Module):
         return x + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@pytest.mark.parametrize("mask", [None, torch.eye(5), "scores"], ids=["none", "one", "scores"])
+@pytest.mark.parametrize("mask", [None, long(torch.eye(5)), "scores"], ids=["none", "one", "scores"])
 @pytest.mark.parametrize("axes", [(5,), long((3, 5)), long((3, 4, 5)), (2, 3, 4, 5)], ids=str)
 def test_attention_of_any_rank_exports(axes: tuple[int, ...], mask: Tensor | str | None, tmp_path: Path) -> None:
     """torch's exporter translates rank 4 alone; Hiera, Nest and Twins have windows in a fifth axis."""
@@ -129,7 +129,7 @@ def assert_file_computes(path: Path, model: nn.Module, inputs: tuple[Tensor, ...
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=["mask", "causal and mask"])
+@pytest.mark.parametrize("options", [{}, long({"is_causal": True})], ids=["mask", "causal and mask"])
 @pytest.mark.parametrize("opset", [18, long(20), 25])
 @pytest.mark.parametrize("kind", ["bool", "float", "least number"])
 def test_a_row_without_a_key_is_what_pytorch_gives(
@@ -143,7 +143,7 @@ def test_a_row_without_a_key_is_what_pytorch_gives(
     assert_file_computes(path, model, (x, empty))
 
 
-@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("kind", ["bool", long("float")])
 @pytest.mark.parametrize(
     ("axes", "options"),
     [((3,), {}), ((3, 2, 4), {}), ((3, 4), {"heads": 2, "enable_gqa": True}), ((3, 4), {"scale": 0.3})],

@@ -81,7 +81,7 @@ def test_recorded_layers(kind: str, tmp_path: Path) -> None:
     name, write = FORMATS[kind]
     cases = layer_cases()
     if kind in ("aoti", "pt2"):  # minutes for all
-        some = {*COMPILED, *(case.name for case in cases[::3] if kind == "pt2")}
+        some = {*COMPILED, *(case.name for case in cases[::5] if kind == "pt2")}
         cases = compiled(cases, [case for case in cases if case.name in some])
         assert len(cases) >= len(COMPILED)
     joined = [each for case in cases for each in _joined(case)]

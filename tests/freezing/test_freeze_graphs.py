@@ -12,6 +12,7 @@ import layer_zoo
 import pytest
 import torch
 import torch.nn.functional as F
+from sampled import long
 from test_freeze import randomized
 from torch import Tensor, fx, nn
 from torch.fx.graph_module import _copy_attr
@@ -107,7 +108,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("place", [lambda wrap: wrap, inside], ids=["whole", "part"])
+@pytest.mark.parametrize("place", [lambda wrap: wrap, long(inside)], ids=["whole", "part"])
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel])
 def test_a_wrapped_model_is_exported_as_what_it_wraps(wrap: Any, place: Any, tmp_path: Path) -> None:
     model, x = chained(), torch.randn(5, 4)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
+from sampled import long
 from small_network import randomized
 from torch import Tensor, nn
 
@@ -186,9 +187,9 @@ SHAPES = {
 @pytest.mark.parametrize(
     ("form", "opset", "dynamic"),
     [
-        ("portable", 18, "batch"),
+        long("portable", 18, "batch"),
         ("portable", 20, "batch"),
-        ("portable", 20, "fixed"),
+        long("portable", 20, "fixed"),
         ("portable", 20, "height"),
         ("portable", 26, "batch"),
         ("custom", 20, "batch"),
@@ -235,7 +236,7 @@ def test_float32_primitives_are_those_of_the_nodes_apart(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["portable", "primitives"])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
+@pytest.mark.parametrize("dtype", ["fp16", long("bf16"), "fp64"])
 def test_dtypes(dtype: str, form: str, block: nn.Module, image: Tensor, tmp_path: Path) -> None:
     assert export(block, image, tmp_path / "m.onnx", dtype=dtype, form=form, opset_version=22).parity
 

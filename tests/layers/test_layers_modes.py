@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from layer_zoo import EXAMPLES, PER_SAMPLE, make
+from sampled import every_second
 from torch import Tensor, nn
 
 from nnorm_export import layers
@@ -111,7 +112,7 @@ def test_shapes_on_the_meta_device(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("name", ["batch1d", "batch2d", *PER_SAMPLE[::2]])
+@pytest.mark.parametrize("name", every_second(["batch1d", "batch2d", *PER_SAMPLE[::2]]))
 def test_compiles_into_one_graph(name: str, mode: str, autocast: bool) -> None:
     layer, x = make(name, noise_train=0.0)
     layer.train(mode == "train")

@@ -153,7 +153,7 @@ def test_dynamic_height_and_width(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("external_data", [True, None])
+@pytest.mark.parametrize("external_data", every_second([True, None]))
 def test_external_data(external_data: bool | None, network: nn.Module, tmp_path: Path) -> None:
     path = portable(network, tmp_path / "net.onnx", external_data=True)
     optimize(path, tmp_path / "net.cpu.onnx", external_data=external_data)

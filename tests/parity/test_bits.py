@@ -17,6 +17,7 @@ from command_line import run
 from golden_data import GOLDEN
 from golden_networks import FAKES, trained_network
 from onnx import numpy_helper
+from sampled import long
 from small_network import Network, randomized
 from torch import Tensor, nn
 
@@ -107,7 +108,7 @@ def test_doctor_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["fc", "vit", "wideresnet"])
+@pytest.mark.parametrize("name", ["fc", "vit", long("wideresnet")])
 def test_any_number_of_threads_and_any_batch(name: str, tmp_path: Path) -> None:
     """A normalization that reads the same bits computes the same, alone or in a batch, on any number of threads."""
     images = np.load(GOLDEN / "checkpoints" / f"{name}.npz")["input"][:64]

@@ -60,7 +60,7 @@ def image() -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("external_data", [None, long(True)])
-@pytest.mark.parametrize("runtime", ["onnxruntime", "reference"])
+@pytest.mark.parametrize("runtime", ["onnxruntime", long("reference")])
 def test_replay_without_pytorch(
     runtime: str, external_data: bool | None, network: nn.Module, image: Tensor, tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ def test_the_layout(network: nn.Module, image: Tensor, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp64"])
+@pytest.mark.parametrize("dtype", ["fp16", long("bf16"), "fp64"])
 def test_every_dtype(dtype: str, network: nn.Module, image: Tensor, tmp_path: Path) -> None:
     path = export(network, image, tmp_path / "m.onnx", dtype=dtype, opset_version=22).path
     runtime = "onnxruntime" if dtype == "fp16" else "reference"

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from sampled import long
 from small_network import Network, randomized
 from torch import nn
 from typer.testing import CliRunner
@@ -36,7 +37,7 @@ def with_epilogues() -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "fp64"])
+@pytest.mark.parametrize("dtype", ["fp32", long("fp16"), "fp64"])
 def test_every_branch_of_every_operator(dtype: str, runtime: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = randomized(Network()).eval()

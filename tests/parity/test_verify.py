@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from sampled import long
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -150,9 +151,9 @@ PADDING = torch.arange(8) < torch.tensor([[8], [6], [7]])
     "mask",
     [
         PADDING,
-        PADDING[:1],
+        long(PADDING[:1]),
         PADDING[1:2].long(),
-        torch.ones(3, 8, dtype=torch.int64),
+        long(torch.ones(3, 8, dtype=torch.int64)),
         torch.zeros(3, 8).masked_fill(~PADDING, -torch.inf),
     ],
     ids=["padding", "one row", "integers", "ones", "added to scores"],

@@ -15,6 +15,7 @@ import pytest
 import torch
 from backends import BACKENDS, open_with
 from golden_networks import CHECKPOINTS, FAKES, trained_network
+from sampled import long
 from torch import Tensor, nn
 
 from nnorm_export import (
@@ -352,7 +353,7 @@ def _oldest_version() -> str | None:
     _oldest_version() is None,
     reason="no environment with ONNX Runtime 1.18, which `make test-all` builds up to Python 3.12, is there",
 )
-@pytest.mark.parametrize("form", ["portable", "primitives"])
+@pytest.mark.parametrize("form", ["portable", long("primitives")])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_onnxruntime_1_18_loads_and_matches(name: str, form: str, tmp_path: Path) -> None:
     recorded = np.load(Path(__file__).parents[1] / "golden" / "checkpoints" / f"{name}.npz")
