@@ -48,7 +48,7 @@ def test_forms(form: str, network: nn.Module, image: Tensor, tmp_path: Path) -> 
         standard_nodes = 7  # Conv, Conv, Relu, ReduceMean, Gemm, Gemm, Mul; the other Relu is in its BatchNormalNorm
         assert len(model.graph.node) == len(report.layers) + standard_nodes == report.nodes
     assert report.parity
-    assert model.ir_version == 10
+    assert model.ir_version == (9 if form == "primitives" else 10)  # which opset 20 brought, or which has overloads
     assert [layer["path"] for layer in report.layers] == ["stem.1", "group", "stem.1", "instance", "head.1"]
 
 
