@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from nnorm_export.dtypes import Array
 from nnorm_export.files import onnx_file
 from nnorm_export.runtimes.bodies_runner import BodiesRunner
 from nnorm_export.runtimes.runtime import Component, Runtime
+
+
+class BatchNormalization(OpRun):
+    """The operator before opset 14, with the statistics that are given.
+
+    onnx's own (1.23) replaces them by those of the batch unless momentum is None, and the default of momentum is 0.9.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: Array, *parameters: Array, epsilon: float, **_: Any) -> tuple[Array]:
+        scale, bias, mean, variance = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in parameters)
+        return ((scale * (x - mean) / np.sqrt(variance + epsilon) + bias).astype(x.dtype),)
 
 
 class ReferenceRunner(BodiesRunner):
@@ -21,7 +37,7 @@ class ReferenceRunner(BodiesRunner):
     def _open(self) -> None:
         proto = onnx_file.read_with_weights(self._file.path)  # onnx's own reader refuses links
         _rename_overloads(proto)
-        self._evaluator = ReferenceEvaluator(proto)
+        self._evaluator = ReferenceEvaluator(proto, new_ops=[BatchNormalization] if 0 < self._file.opset < 14 else [])
 
     def _run(self, feed: dict[str, Array]) -> list[Array]:
         with np.errstate(all="ignore"):  # other runtimes do not warn about NaN and infinity either
