@@ -116,11 +116,11 @@ def change_form(
     refuse_needed(
         output, source.path, source.external_data, f"it holds the weights of {source.path}", f".{form or 'new'}.onnx"
     )
-    written = _opset(source)
-    opset = written if opset_version is None else opset_version
-    if opset > written:
+    opset = source.opset if opset_version is None else opset_version
+    if opset > source.opset:
         raise ExportError(
-            f"{path} has opset {written}, and convert takes files down only; for opset {opset} export the model again"
+            f"{path} has opset {source.opset}, and convert takes files down only; for opset {opset} export the model "
+            "again"
         )
     is_plain = not any(node.domain == DOMAIN for node in all_nodes(source.proto))
     if is_plain and form in (None, "primitives") and (keep_io_types or opset_version is not None):
@@ -157,10 +157,6 @@ def change_form(
     return FormReport(output, form, opset, nodes, size, parity, kept)
 
 
-def _opset(source: ModelFile) -> int:
-    return next((entry.version for entry in source.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
-
-
 def _restored(source: ModelFile) -> ModelFile:
     """``source`` with its weights, and with the names of its operators given back.
 
@@ -181,11 +177,10 @@ def _restored(source: ModelFile) -> ModelFile:
     if half := half_parameters(source):
         raise ModelFileError(f"{source.path}: {half}")
     refuse_unknown_types(source)
-    opset = _opset(source)
-    if opset < OLDEST_OPSET:
+    if source.opset < OLDEST_OPSET:
         raise ModelFileError(
-            f"{source.path}: the file has opset {opset}, and the bodies of normalizations need {OLDEST_OPSET} or "
-            f"newer; convert it, onnx.version_converter.convert_version(model, {OLDEST_OPSET}), or export the model "
+            f"{source.path}: the file has opset {source.opset}, and the bodies of normalizations need {OLDEST_OPSET} "
+            f"or newer; convert it, onnx.version_converter.convert_version(model, {OLDEST_OPSET}), or export the model "
             "again"
         )
     proto = read_with_weights(source.path)

@@ -45,6 +45,11 @@ class ModelFile:
         return self.noted.get("form", "unknown")
 
     @property
+    def opset(self) -> int:
+        """The version of the standard operators; 0 if the file does not import them."""
+        return next((entry.version for entry in self.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+    @property
     def layers(self) -> list[dict[str, Any]]:
         """The entries that export() wrote about each normalization, checked by :func:`.check_layers`."""
         layers: list[dict[str, Any]] = json.loads(self.noted.get("layers", "[]"))

@@ -1,7 +1,7 @@
 """Takes a model down to an older opset of the standard operators, for runtimes of the years before.
 
-onnx's own version converter has no way down for BatchNormalization, Sub, Pow and Reshape below opset 15, and
-onnxscript's only goes up. torch's older exporter (``dynamo=False``) has no expm1 and none of our passes, and our bodies
+onnx's own version converter cannot take BatchNormalization, Sub, Pow and Reshape below opset 15, and
+onnxscript's only goes up. torch's older exporter (``dynamo=False``) lacks expm1 and all of our passes, and our bodies
 would still have to go down. An operator that the older opset lacks becomes operators that it has
 (:mod:`nnorm_export.graphs.older_operators`). What no older operator computes is refused, with the layer and the least
 opset.
@@ -10,7 +10,7 @@ opset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import onnx.defs
@@ -55,7 +55,7 @@ def take_down(model: ir.Model, opset: int) -> None:
     Raises:
         ExportError: ``model`` has an operator that ``opset`` lacks and cannot express, or functions with nodes.
     """
-    written = model.opset_imports[""]
+    written = model.opset_imports.get("", 0)  # a file of another writer may have no standard operators
     if opset >= written:
         return
     if others := [function for function in model.functions.values() if function.domain != DOMAIN]:
@@ -90,7 +90,7 @@ def _rewritten(node: ir.Node, opset: int) -> list[ir.Node] | None:
     before, rule = RULES.get(node.op_type, (0, None))
     if rule is None or opset >= before:
         return None
-    rewrite = Rewrite(node, opset)
+    rewrite = Rewrite(node, opset, before)
     values = rule(rewrite)
     if values is None:
         return None
@@ -110,12 +110,12 @@ def _fit(node: ir.Node, written: int, opset: int) -> None:
     Raises:
         Refused: they say something else, or the operator, an input or a dtype is newer than ``opset``.
     """
-    schemas = {schema.since_version: schema for schema in _history(node.op_type) if schema.since_version <= written}
+    schemas = {version: schema for version, schema in _history(node.op_type).items() if version <= written}
     known = [version for version in schemas if version <= opset]
     if not schemas:
         return  # not of ONNX
     if not known or schemas[max(known)].deprecated:
-        raise Refused("is newer", _least(schemas, lambda schema: not schema.deprecated))
+        raise Refused("is newer", min(version for version, schema in schemas.items() if not schema.deprecated))
     old, new = schemas[max(known)], schemas[max(schemas)]
     if old is new:
         return
@@ -125,30 +125,29 @@ def _fit(node: ir.Node, written: int, opset: int) -> None:
         if name not in old.attributes and _is_default(new, name, value):
             del node.attributes[name]
         elif name not in old.attributes or of_value > opset:
-            of_name = _least(schemas, lambda schema: name in schema.attributes)  # noqa: B023
+            of_name = min(version for version, schema in schemas.items() if name in schema.attributes)
             raise Refused(f"has {name}={value}", max(of_name, of_value))
     while node.inputs and node.inputs[-1] is None:
         node.resize_inputs(len(node.inputs) - 1)
     if len(node.inputs) > old.max_input:
-        raise Refused(f"has {len(node.inputs)} inputs", _least(schemas, lambda s: len(node.inputs) <= s.max_input))
+        least = min(version for version, schema in schemas.items() if len(node.inputs) <= schema.max_input)
+        raise Refused(f"has {len(node.inputs)} inputs", least)
     for index, value in enumerate(node.inputs):
         if value is not None and value.dtype is not None and not _takes(old, index, value):
-            least = _least(schemas, lambda schema: _takes(schema, index, value))  # noqa: B023
-            raise Refused(f"takes {value.dtype.name.lower()}", least)
+            takers = [version for version, schema in schemas.items() if _takes(schema, index, value)]
+            raise Refused(f"takes {value.dtype.name.lower()}", min(takers, default=written))
 
 
-def _history(op_type: str) -> Iterator[onnx.defs.OpSchema]:
-    """The schemas of an operator of ONNX, of every opset that changed it."""
+@cache
+def _history(op_type: str) -> dict[int, onnx.defs.OpSchema]:
+    """Opset -> the schema that an operator of ONNX has from it on."""
+    found: dict[int, onnx.defs.OpSchema] = {}
     version = onnx.defs.onnx_opset_version()
     while version and onnx.defs.has(op_type, version, ""):
         schema = onnx.defs.get_schema(op_type, version, "")
-        yield schema
+        found[schema.since_version] = schema
         version = schema.since_version - 1
-
-
-def _least(schemas: dict[int, onnx.defs.OpSchema], fits: Any) -> int:
-    """The least opset whose schema ``fits``."""
-    return min(version for version, schema in schemas.items() if fits(schema))
+    return found
 
 
 def _is_default(schema: onnx.defs.OpSchema, name: str, value: Any) -> bool:
@@ -171,8 +170,7 @@ def _type_name(tensor_type: ir.TensorType) -> str:
 def _refusal(node: ir.Node, opset: int, refused: Refused) -> ExportError:
     path = layer_path(node)
     where = f"in {layer_name(path)}" if path else f"at the node {node.name}"
-    least = f"the least opset for it is {refused.least}" if refused.least else "no opset of export() has it"
     return ExportError(
-        f"opset {opset} cannot be written: {node.op_type} {where} {refused.why}, and {least}. Write opset "
-        f"{refused.least} (--opset {refused.least}), or replace the operator in the model"
+        f"opset {opset} cannot be written: {node.op_type} {where} {refused.why}, and the least opset for it is "
+        f"{refused.least}. Write opset {refused.least} (--opset {refused.least}), or replace the operator in the model"
     )

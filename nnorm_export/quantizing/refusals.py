@@ -41,13 +41,12 @@ def refuse(source: ModelFile, output: Path, weights: str) -> None:
     refuse_unknown_types(source)
     if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in source.proto.graph.node):
         raise ModelFileError(f"{source.path}: it is quantized already; give the float32 file that it was made from")
-    opset = next((each.version for each in source.proto.opset_import if each.domain in ("", "ai.onnx")), 0)
     least = 13 if weights == "per-channel" else 10
-    if opset < least:
+    if source.opset < least:
         raise ModelFileError(
-            f"{source.path}: its opset is {opset}, and DequantizeLinear with weights {weights} needs {least}; convert "
-            "it (onnx.version_converter.convert_version)"
-            + (", or give weights='per-tensor' (--weights per-tensor)" if opset >= 10 else "")
+            f"{source.path}: its opset is {source.opset}, and DequantizeLinear with weights {weights} needs {least}; "
+            "convert it (onnx.version_converter.convert_version)"
+            + (", or give weights='per-tensor' (--weights per-tensor)" if source.opset >= 10 else "")
         )
     inputs = {info.name for info in inputs_of(source.proto)}
     if same := [info.name for info in outputs_of(source.proto) if info.name in inputs]:

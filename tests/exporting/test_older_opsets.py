@@ -45,19 +45,20 @@ def portable(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.parametrize(
     ("opset", "dtype"),
-    [*(long(opset, "fp32") if opset in (12, 14) else (opset, "fp32") for opset in OPSETS), (11, "fp16")],
+    [*(long(opset, "fp32") if opset in (12, 14) else (opset, "fp32") for opset in OPSETS), (11, "fp16"), (11, "fp64")],
 )
 def test_a_file_of_an_older_opset_computes_what_pytorch_computes(
     opset: int, dtype: str, network: Network, tmp_path: Path
 ) -> None:
     report = export(network, IMAGE, tmp_path / "net.onnx", opset_version=opset, dtype=dtype)
     assert report.parity
+    assert report.parity.runtime == ("reference" if dtype == "fp64" else "onnxruntime")  # which lacks its convolutions
     assert (report.opset, report.form) == (opset, "primitives")
     facts = describe(report.path)
     assert (facts.opset, facts.ir_version) == (opset, 8 if opset > 14 else 7 if opset > 11 else 6)
     assert facts.inputs[0].shape[0] == "batch"
     larger = torch.randn(5, 3, 8, 6)  # the example held two images
-    assert verify(report.path, network, larger)
+    assert verify(report.path, network, larger, runtime=report.parity.runtime)
 
 
 @pytest.mark.parametrize("name", ["vit", long("wideresnet")])
@@ -84,6 +85,7 @@ def test_convert_takes_a_file_down(opset: int, portable: Path, network: Network,
 def test_convert_takes_a_file_with_nodes_down_to_opset_18(form: str, portable: Path, tmp_path: Path) -> None:
     report = change_form(portable, tmp_path / "net.onnx", form, opset_version=18)
     assert report.parity
+    assert set(load(report.path).implementations.values()) == (set() if form == "primitives" else {"kernel"})
     assert {entry.version for entry in onnx.load(report.path).opset_import if not entry.domain} == {18}
     assert describe(report.path).problems == []
 
