@@ -54,7 +54,7 @@ test-windows: $(VENV)/installed .venv-neon/installed
 	$(WITH_BIN) $(ZIG_CACHE) cmake -S custom_ops -B build/windows -G Ninja --toolchain cmake/zig_toolchain.cmake \
 		-DNNORM_ZIG=$(ZIG) -DNNORM_ZIG_TARGET=x86_64-windows-gnu -DNNORM_CUDA=OFF -DNNORM_WERROR=ON
 	MAKEFLAGS= $(WITH_BIN) $(ZIG_CACHE) cmake --build build/windows
-	NNORM_WINDOWS_LIBRARIES="$(CURDIR)/build/windows" $(PYTEST) tests/project/test_windows.py
+	NNORM_WINDOWS_LIBRARIES="$(CURDIR)/build/windows" $(PYTEST) tests/project/test_windows_libraries.py
 
 same-bits-zig: N ?= 400000
 same-bits-zig: build/cpp/test_same_bits .venv-neon/installed

@@ -36,8 +36,6 @@ OTHER_TARGETS = {
 
 # Model metadata that export() writes: nnorm_export.version, .form, .layers, …
 METADATA_PREFIX = "nnorm_export."
-# The parameter of config.pbtxt with the types inside a file whose inputs and outputs are float32.
-KEPT_IO_TYPES = METADATA_PREFIX + "kept_io_types"
 # Metadata of a node: the path of the layer that it came from.
 LAYER_PATH = METADATA_PREFIX + "layer"
 

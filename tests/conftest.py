@@ -29,6 +29,7 @@ APART = {
     "project/test_tensorrt_sample.py": find_spec("tensorrt_rtx"),
     "project/test_web_samples.py": (Path(__file__).parents[1] / NODE).exists(),
     "project/test_wheels.py": "NNORM_WHEELS" in os.environ,
+    "project/test_windows_libraries.py": "NNORM_WINDOWS_LIBRARIES" in os.environ,
     "layers/test_zoo.py": find_spec("timm"),
     "layers/test_zoo_decoders.py": find_spec("onnxruntime_genai"),
     "layers/test_fused_on_gpu.py": find_spec("triton") and (torch.cuda.is_available() or IN_INTERPRETER),

@@ -26,7 +26,7 @@ function(nnorm_add_plugin name folder)
     LIBRARY DESTINATION nnorm_export/lib COMPONENT python
     RUNTIME DESTINATION nnorm_export/lib COMPONENT python)
   if(WIN32)
-    # A DLL exports what exported.h marks. The static C++ library: a process may have no other one.
+    # A DLL exports what exported.h marks. It contains the C++ library, which a machine may lack.
     set_target_properties(${name} PROPERTIES PREFIX "")
     if(NNORM_CAN_LINK_CXX_STATICALLY)
       target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc)

@@ -116,7 +116,7 @@ def target_named(name: str | None) -> Target:
         name = DEFAULT_TARGET
     if name not in TARGETS:
         if name in OTHER_TARGETS:
-            raise ExportError(f"{name} is no target: {OTHER_TARGETS[name]}")
+            raise ExportError(f"{name} is not a target: {OTHER_TARGETS[name]}")
         raise ExportError(f"unknown target {name!r}; choose one of {', '.join(TARGETS)}")
     return TARGETS[name]
 

@@ -17,7 +17,7 @@ import onnx
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.reading import parse_json
 
-KEY = "kept_io_types"  # in the metadata
+KEY = "kept_io_types"  # in the metadata, and in a config.pbtxt
 KeptTypes = Mapping[str, str]  # name of an input or output that is float32 -> its dtype inside
 
 _HALVES = {DTYPES[name].onnx_type: name for name in ("float16", "bfloat16")}

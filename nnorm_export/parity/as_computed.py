@@ -44,8 +44,7 @@ class AsComputed(Runner):
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.runtime = runner.runtime  # type: ignore[misc]  # the classes of runtimes declare it
-        self.noted, self.lengths = runner.noted, runner.lengths
+        self.runtime, self.noted, self.lengths = runner.runtime, runner.noted, runner.lengths
         self.inputs, self.outputs = (_inside(infos, runner.kept_io_types) for infos in (runner.inputs, runner.outputs))
 
     @property

@@ -15,9 +15,9 @@ import numpy as np
 
 from nnorm_export.dtypes import DTYPES, Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError, first_line
-from nnorm_export.files.kept_io_types import from_json
+from nnorm_export.files.kept_io_types import KEY, from_json
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.names import KEPT_IO_TYPES
+from nnorm_export.names import METADATA_PREFIX
 from nnorm_export.runtimes.connections import Connections
 from nnorm_export.runtimes.runner import Runner
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
@@ -152,7 +152,7 @@ class KServeRunner(Runner):
         """What serve-repo wrote into the configuration, which is for the latest version."""
         if self._version and any(int(version) > int(self._version) for version in versions):
             return {}
-        kept = from_json(config.get("parameters", {}).get(KEPT_IO_TYPES, {}).get("string_value", "{}"))
+        kept = from_json(config.get("parameters", {}).get(METADATA_PREFIX + KEY, {}).get("string_value", "{}"))
         float32 = {info.name for info in (*self.inputs, *self.outputs) if info.dtype == np.float32}
         return {name: dtype for name, dtype in kept.items() if name in float32}
 

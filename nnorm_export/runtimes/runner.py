@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,7 +33,7 @@ class Runner(ABC):
             not show it.
     """
 
-    runtime: ClassVar[str]
+    runtime: str
     noted: Mapping[str, str] = MappingProxyType({})
     lengths: Lengths = MappingProxyType({})
     kept_io_types: KeptTypes = MappingProxyType({})

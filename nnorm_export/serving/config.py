@@ -12,11 +12,10 @@ from google.protobuf import text_encoding
 
 from nnorm_export.dtypes import DTYPES
 from nnorm_export.errors import ExportError
-from nnorm_export.files import kept_io_types
-from nnorm_export.files.kept_io_types import KeptTypes
+from nnorm_export.files.kept_io_types import KEY, KeptTypes, to_json
 from nnorm_export.files.lengths import Lengths, described
 from nnorm_export.files.tensors import TensorInfo
-from nnorm_export.names import KEPT_IO_TYPES
+from nnorm_export.names import METADATA_PREFIX
 
 FILE = "config.pbtxt"
 _HEADER = "# nnorm-export serve-repo wrote this file, and keeps your changes: "
@@ -71,7 +70,7 @@ class Config:
             lines += [f"model_operations {{ op_library_filename: {_quoted(self.kernels)} }}"]
         parameters = {
             "intra_op_thread_count": str(self.threads) if self.threads else "",
-            KEPT_IO_TYPES: kept_io_types.to_json(self.kept_io_types) if self.kept_io_types else "",
+            METADATA_PREFIX + KEY: to_json(self.kept_io_types) if self.kept_io_types else "",
         }
         lines += [
             f"parameters [ {{ key: {_quoted(key)} value: {{ string_value: {_quoted(value)} }} }} ]"

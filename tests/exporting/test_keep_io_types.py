@@ -248,7 +248,7 @@ def test_it_is_judged_as_the_half_file(change: Callable[[onnx.ModelProto], None]
 
 
 def test_a_float32_file_is_judged_by_float32(tmp_path: Path) -> None:
-    """A note alone allows no more: there is no Cast."""
+    """A note alone does not allow more, because the file does not have a Cast."""
     model, x = trained(LAYOUTS["(N, C)"][0]()), torch.randn(9, 8)
     path = export(model, x, tmp_path / "m.onnx").path
 
@@ -271,7 +271,7 @@ class Autocast(nn.Module):
         return self.norm(y).float()
 
 
-def test_autocast_is_no_kept_type(tmp_path: Path) -> None:
+def test_a_cast_of_the_model_is_not_noted(tmp_path: Path) -> None:
     """The model's own casts look alike, and the model takes float32."""
     path = export(Autocast().eval(), torch.randn(4, 8), tmp_path / "m.onnx", keep_io_types=True, verify=False).path
     assert read(path).kept_io_types == {}
@@ -347,12 +347,17 @@ def test_certificates_are_in_the_types_of_the_file(tmp_path: Path) -> None:
     assert compare_bits(path, against=folder)
 
 
-@pytest.mark.slow
-def test_optimize(tmp_path: Path) -> None:
+def of_images(folder: Path) -> tuple[nn.Module, Tensor, Path]:
+    """A network of images, an input and its file."""
     torch.manual_seed(0)
     build, inputs = LAYOUTS["(N, C, H, W)"]
     model, x = trained(build()), inputs()
-    path = export(model, x, tmp_path / "m.onnx", dtype="fp16", keep_io_types=True).path
+    return model, x, export(model, x, folder / "m.onnx", dtype="fp16", keep_io_types=True).path
+
+
+@pytest.mark.slow
+def test_optimize(tmp_path: Path) -> None:
+    model, x, path = of_images(tmp_path)
     for source in (path, altered(path, without_metadata)):
         report = optimize(source, tmp_path / "optimized.onnx")
         assert report.parity
@@ -365,10 +370,7 @@ def test_optimize(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_load_optimized_and_probe(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    build, inputs = LAYOUTS["(N, C, H, W)"]
-    model, x = trained(build()), inputs()
-    path = export(model, x, tmp_path / "m.onnx", dtype="fp16", keep_io_types=True).path
+    _, x, path = of_images(tmp_path)
     faster, given = load_optimized(path, cache=tmp_path / "cache"), x.half().float().numpy()
     np.testing.assert_allclose(faster(given)[0], load(path)(given)[0], rtol=0, atol=5e-3)
     report = probe(path)

@@ -185,6 +185,18 @@ def generated(model: Any, ids: Tensor, mask: Tensor) -> np.ndarray:
     return model.generate(ids, attention_mask=mask, **options).numpy()
 
 
+def generated_by_genai(folder: Path) -> np.ndarray:
+    """The first row of IDS and eight more tokens, by onnxruntime-genai."""
+    opened = genai.Model(str(folder))
+    parameters = genai.GeneratorParams(opened)
+    parameters.set_search_options(max_length=14, min_length=14)
+    generator = genai.Generator(opened, parameters)
+    generator.append_tokens(IDS[0].numpy().astype(np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return generator.get_sequence(0)
+
+
 @pytest.mark.slow
 def test_a_decoder_is_one_file_for_the_prompt_and_for_each_token(written_decoder: tuple[Any, Path]) -> None:
     model, path = written_decoder
@@ -245,14 +257,7 @@ def test_onnxruntime_genai_generates_the_same_tokens(
         with pytest.raises(InputError, match=r"its form is custom.*kernels=True"):
             write_genai_config(path, model)
     write_genai_config(path, model, kernels=kernels)
-    opened = genai.Model(str(tmp_path))
-    parameters = genai.GeneratorParams(opened)
-    parameters.set_search_options(max_length=14, min_length=14)
-    generator = genai.Generator(opened, parameters)
-    generator.append_tokens(IDS[0].numpy().astype(np.int32))
-    while not generator.is_done():
-        generator.generate_next_token()
-    np.testing.assert_array_equal(generator.get_sequence(0), generated(model, IDS[:1], ONES[:1])[0])
+    np.testing.assert_array_equal(generated_by_genai(tmp_path), generated(model, IDS[:1], ONES[:1])[0])
 
 
 @pytest.mark.slow
@@ -268,14 +273,7 @@ def test_a_float32_cache_of_a_half_file(decoder: nn.Module, tmp_path: Path) -> N
         cache = {info.dtype for info in file.inputs if info.name.startswith("past")}
         assert cache == {np.dtype(np.float32 if keeps else np.float16)}
         write_genai_config(path, decoder)
-        opened = genai.Model(str(folder))
-        parameters = genai.GeneratorParams(opened)
-        parameters.set_search_options(max_length=14, min_length=14)
-        generator = genai.Generator(opened, parameters)
-        generator.append_tokens(IDS[0].numpy().astype(np.int32))
-        while not generator.is_done():
-            generator.generate_next_token()
-        found.append(generator.get_sequence(0))
+        found.append(generated_by_genai(folder))
     np.testing.assert_array_equal(*found)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from command_line import run
@@ -15,8 +16,7 @@ from torch import nn
 
 from nnorm_export import InputError, ModelFileError, RequiredOperators, export, layers, library, required_operators
 
-parser = pytest.importorskip("onnxruntime.tools.reduced_build_config_parser", reason="ONNX Runtime is not installed")
-ort = importlib.import_module("onnxruntime")
+parser = importlib.import_module("onnxruntime.tools.reduced_build_config_parser")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_every_node_of_a_session_is_listed(level: str, portable: Path, tmp_path:
 
 
 def test_onnxruntimes_own_tool_lists_nothing_else(tmp_path: Path) -> None:
-    tool = pytest.importorskip("onnxruntime.tools.ort_format_model", reason="flatbuffers is not installed")
+    tool = importlib.import_module("onnxruntime.tools.ort_format_model")
     path = branching(tmp_path)
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "branching.ort")

@@ -2,7 +2,7 @@
 
 #if defined(_WIN32)
 
-// Windows has no kernels for GPUs.
+// The kernels for GPUs are not built for Windows.
 void nnorm::ort::add_cuda_operators(const OrtApi*, uint32_t, OrtCustomOpDomain*) {}
 
 #else

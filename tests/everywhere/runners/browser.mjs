@@ -8,7 +8,7 @@ const [provider, library, folder, out] = process.argv.slice(2);
 const report = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 
 const server = await serve({ "/files": folder, "/ort": join(modules, library, "dist"), "/": import.meta.dirname });
-// Versions up to 1.18 are no modules: a script that sets `ort`.
+// Versions up to 1.18 are not modules. They are scripts that set `ort`.
 const bundle = `ort.${provider}.bundle.min.mjs`;
 const entry = existsSync(join(modules, library, "dist", bundle)) ? bundle : "ort.min.js";
 const browser = await launch({ webgpu: provider === "webgpu" });
