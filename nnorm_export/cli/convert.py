@@ -25,7 +25,7 @@ def convert(
     functions: OpenVINO, OpenCV, tract and others. The form portable also
     repairs files whose functions another tool has dropped or renamed, such as
     onnx.version_converter and onnx.compose. An older opset, from 11 on, is for
-    runtimes of the years before, and has the form primitives before 18.
+    older runtimes; before opset 18 the form is primitives.
 
     With --keep-io-types the half-precision inputs and outputs of the file
     become float32, with a Cast at each, in the form that the file has.

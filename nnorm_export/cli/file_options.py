@@ -135,8 +135,8 @@ class ConvertOptions:
         str | None,
         panels.onnx(
             "--form FORM",
-            "primitives (default, but with --keep-io-types): standard operators only. portable: nodes with bodies. "
-            "custom: nodes without bodies.",
+            "primitives: standard operators only; the default, except with --opset and --keep-io-types, which keep the "
+            "form. portable: nodes with bodies. custom: nodes without bodies.",
             **panels.one_of("nnorm_export.names:FORMS"),
         ),
     ] = None
