@@ -18,8 +18,8 @@ import platformdirs
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import companions
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import staged
-from nnorm_export.parity.certificates.files import file_sha256
 from nnorm_export.reading import read_bytes
 
 _GAINS_NOTHING = "gains nothing"

@@ -16,9 +16,9 @@ from nnorm_export._version import __version__
 from nnorm_export.errors import ExportError, NnormExportError, first_line
 from nnorm_export.files.onnx_file import read
 from nnorm_export.files.optimized_for import OPTIMIZED
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.optimizing.kept_files import KeptFile, copy_of, open_folder
 from nnorm_export.optimizing.optimize import optimize
-from nnorm_export.parity.certificates.files import file_sha256
 from nnorm_export.runtimes import Runner, load
 from nnorm_export.runtimes.onnxruntime.optimized_files import this_machine
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime

@@ -6,6 +6,7 @@ Each runtime is declared in a module of this package (:class:`Runtime`), and :da
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.files.tuned import Tuned, is_tuned, read_tuned
 from nnorm_export.runtimes import kserve, opencv, openvino, reference, single_format, tensorrt, tract
 from nnorm_export.runtimes.onnxruntime import session, tensorrt_rtx
+from nnorm_export.runtimes.processor import processor
 from nnorm_export.runtimes.runner import Runner
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
@@ -49,7 +52,8 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     Args:
         path: a file of any format of :data:`nnorm_export.files.formats.FORMATS`, an engine of TensorRT (``.plan``,
             ``.engine``), or the URL of a model on a server that speaks the KServe v2 protocol:
-            ``grpc://localhost:8001/resnet``. TorchScript files and AOTInductor packages contain code, which can do
+            ``grpc://localhost:8001/resnet``; or ``model.tuned.json``, settings of :func:`nnorm_export.tune`, by which
+            the file beside them is opened. TorchScript files and AOTInductor packages contain code, which can do
             what any program can: load them only from people whom you trust.
         runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
             and the runtime of the file's format for other files.
@@ -61,13 +65,31 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     Raises:
         ModelFileError: the file is missing, is not a model, is refused by the runtime, or would run code.
         RuntimeMissingError: the runtime or a provider is not installed. No other runtime is tried.
-        NnormExportError: the runtime is unknown.
+        NnormExportError: the runtime is unknown, or settings are given another runtime or options.
+
+    Warns:
+        UserWarning: the settings were measured on a machine with another processor.
 
     If the file is replaced while it is being opened, it is opened again, so that graph and weights belong together.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ModelFileError(f"the path of a model is {type(path).__name__}; give a str or a pathlib.Path")
+    if is_tuned(path):
+        tuned = read_tuned(path)
+        _refuse_beside_settings(tuned, runtime, options)
+        if warning := tuned.warning(processor()):
+            warnings.warn(warning, stacklevel=2)
+        path, runtime, options = tuned.file, tuned.runtime, tuned.options
     return read_whole(Path(path), lambda: _load(path, runtime, {"trust_pickle": trust_pickle, **options}))
+
+
+def _refuse_beside_settings(tuned: Tuned, runtime: str | None, options: Mapping[str, Any]) -> None:
+    if runtime not in (None, tuned.runtime) or options:
+        given = ", ".join([*([f"runtime {runtime}"] if runtime not in (None, tuned.runtime) else []), *options])
+        raise NnormExportError(
+            f"{given}: {tuned.path} says how {tuned.file.name} is opened, with {tuned.runtime}; leave it out, or open "
+            f"{tuned.file}"
+        )
 
 
 def _load(path: str | Path, runtime: str | None, options: Mapping[str, Any]) -> Runner:

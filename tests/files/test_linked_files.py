@@ -17,8 +17,8 @@ from torch import nn
 import nnorm_export
 from nnorm_export import ModelFileError
 from nnorm_export.files.onnx_file import read_with_weights
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.layers import BatchNormalNorm1d
-from nnorm_export.parity.certificates.files import file_sha256
 
 X = torch.randn(4, 8)
 

@@ -16,8 +16,8 @@ from onnx import helper
 from nnorm_export import InputError, ModelFileError, ParityError, load, replay, verify
 from nnorm_export.files import onnx_file
 from nnorm_export.files.locations import external_tensors, locations
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.parity.certificates import replay as replaying
-from nnorm_export.parity.certificates.files import file_sha256
 
 
 def _valid() -> onnx.ModelProto:

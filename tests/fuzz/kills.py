@@ -40,9 +40,10 @@ from nnorm_export.exporting.formats import onnx as onnx_exporter, pt2, torchscri
 from nnorm_export.exporting.request import freeze_source
 from nnorm_export.files.archive import read_archive
 from nnorm_export.files.durable import read_whole
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.optimizing import optimize as optimizing
-from nnorm_export.parity.certificates.files import CERTIFICATE, file_sha256
+from nnorm_export.parity.certificates.files import CERTIFICATE
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.report import write_report
 from nnorm_export.parity.verdict.case import Case as ParityCase

@@ -10,8 +10,7 @@ in each normalization and output on ``test_data_set_0``. ``model.sig`` is its si
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from onnx.external_data_helper import uses_external_data
 
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, ParityError
-from nnorm_export.files import onnx_file
-from nnorm_export.files.durable import read_whole
 from nnorm_export.files.inspection import describe
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.parity.verdict.allowed_error import FLOAT_TYPES
 from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
 from nnorm_export.runtimes.tensorrt import is_engine
@@ -32,28 +30,6 @@ CERTIFICATE = "certificate.json"
 DATA, FLOAT64, ALLOWED_ERROR, COUNTED = "test_data_set_{}", "float64_{}", "allowed_error_{}", "counted_{}"
 FORMAT, WITH_COUNTED = 4, 5  # of a certificate in which all elements count, and of one with folders ``counted_N``
 SETS = 5  # the inputs of the user, changed ones, up to two with other masks, and one with other integers
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, together with the external data of an ONNX file."""
-    try:
-        return read_whole(path, lambda: _digest(path, onnx_file.companions(path)))
-    except OSError as error:
-        raise ModelFileError(
-            f"{path}: {error.filename} cannot be read ({error.strerror}); a file and its .data go together"
-        ) from error
-
-
-def _digest(path: Path, data: Sequence[Path]) -> str:
-    """The SHA-256 of ``path`` if it has no external ``data``; else of it, and of the length and bytes of each file."""
-    digest = hashlib.sha256()
-    for each in (path, *data):
-        if each is not path:
-            digest.update(f"{each.stat().st_size}\0".encode())
-        with each.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def certificate_of(path: Path, folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import onnx
 from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError, InputError, ModelFileError
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.parity.as_computed import of_file
 from nnorm_export.parity.certificates import files, signatures
@@ -64,7 +65,7 @@ class NewCertificate:
         key = None if private_key is None else Path(private_key)
         if key is not None:
             signatures.check_private_key(key)
-        return cls(Path(path), Path(folder), key, files.file_sha256(Path(path)))
+        return cls(Path(path), Path(folder), key, file_sha256(Path(path)))
 
     def write(self, runner: Runner, comparison: Comparison, cases: Sequence[Case], report: ParityReport) -> None:
         """Writes the certificate, whole or not at all; an older certificate in the folder is replaced.
@@ -104,7 +105,7 @@ class NewCertificate:
                             _write_tensors(staged / folder.format(index), "output", comparison.outputs, arrays)
                 if self.private_key is not None:
                     signatures.sign(self.path, self.folder, staged, self.private_key)
-                if files.file_sha256(self.path) != self.sha256:
+                if file_sha256(self.path) != self.sha256:
                     raise ModelFileError(f"{self.path}: it was replaced while it was compared; verify it again")
         except (OSError, ExportError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import ExportError, FreezeError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import check_output, staged, writing
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.names import escaped, layer_name, listed, without_user
-from nnorm_export.parity.certificates.files import file_sha256
 from nnorm_export.parity.certificates.write import versions
 from nnorm_export.parity.layer_by_layer.bisect import bisect
 from nnorm_export.parity.layer_by_layer.bisection import Bisection
