@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from nnorm_export.errors import CheckpointError
 from nnorm_export.models.ambient import without_exit
-from nnorm_export.models.factory import add_current_directory
 from nnorm_export.models.state_dicts import find_state_dict, fit
 from nnorm_export.process import without_warnings
 from nnorm_export.reading import check_entries, damage_of, size_of
+from nnorm_export.user_code import add_current_directory
 
 
 @without_exit()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from nnorm_export.errors import NnormExportError
 from nnorm_export.models.ambient import without_exit
+from nnorm_export.user_code import described, look_up
 
 
 def parse_arguments(pairs: Sequence[str], what: str = "--model-arg", *, dotted: bool = False) -> dict[str, Any]:
@@ -56,13 +53,7 @@ def build_model(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mod
             not an nn.Module.
     """
     arguments = dict(arguments or {})
-    module_name, colon, attribute = spec.partition(":")
-    if not (colon and module_name and attribute):
-        raise NnormExportError(f"{spec!r} does not name a model; write package.module:factory, for example nets:build")
-    if module_name.endswith(".py") or "/" in module_name or os.sep in module_name:
-        dotted = ".".join(Path(module_name).with_suffix("").parts).strip(".")
-        raise NnormExportError(f"{spec!r} names a file; name the module instead, for example {dotted}:{attribute}")
-    found = _lookup(_import(module_name), attribute, spec)
+    found = look_up(spec, "a model", "nets:build", kind="factory", is_candidate=_is_candidate)
     if isinstance(found, nn.Module):
         if arguments:
             raise NnormExportError(
@@ -74,42 +65,6 @@ def build_model(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mod
             f"{spec} is a {type(found).__name__}; name an nn.Module, or a function or class that returns one"
         )
     return _call(found, arguments, spec)
-
-
-def add_current_directory() -> None:
-    """Adds the current directory to Python's path, as ``python -m`` does. The console script does not add it."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-
-
-def _import(name: str) -> Any:
-    add_current_directory()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise NnormExportError(
-                f"no module named {error.name!r}, in the current directory or installed; "
-                "run this where the module lies, or add that folder to PYTHONPATH"
-            ) from error
-        raise NnormExportError(f"module {name} cannot be imported: {error}; install what it imports") from error
-    except Exception as error:  # the user's module runs here and may raise any exception; the message shows it
-        raise NnormExportError(
-            f"module {name} cannot be imported: {_describe(error)}; correct it until `python -c 'import {name}'` passes"
-        ) from error
-
-
-def _lookup(module: Any, attribute: str, spec: str) -> Any:
-    found = module
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            own = [name for name, value in vars(module).items() if _is_candidate(value, module.__name__)]
-            hint = f"it has {', '.join(own[:10])}" if own else "name a function or class that it has"
-            raise NnormExportError(f"{spec}: {module.__name__} has no {part}; {hint}") from None
-    return found
 
 
 def _is_candidate(value: Any, module: str) -> bool:
@@ -133,23 +88,10 @@ def _call(factory: Any, arguments: dict[str, Any], spec: str) -> nn.Module:
         model = factory(**arguments)
     except Exception as error:  # the user's module runs here and may raise any exception; the message shows it
         raise NnormExportError(
-            f"{spec} failed: {_describe(error)}; correct the factory, or its arguments with --model-arg key=value"
+            f"{spec} failed: {described(error)}; correct the factory, or its arguments with --model-arg key=value"
         ) from error
     if not isinstance(model, nn.Module):
         raise NnormExportError(
             f"{spec} returned a {type(model).__name__}; name a function that returns a torch.nn.Module"
         )
     return model
-
-
-def _describe(error: Exception) -> str:
-    """Returns the type, the message and the line of the user's code that raised ``error``."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error}"
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    place = ""
-    if traceback is not None:
-        place = f" ({Path(traceback.tb_frame.f_code.co_filename).name}, line {traceback.tb_lineno})"
-    return f"{type(error).__name__}: {error}{place}"
