@@ -50,3 +50,5 @@ from .runtimes.onnxruntime.required_operators import required_operators as requi
 from .serving.genai import write_genai_config as write_genai_config
 from .serving.repository import Repository as Repository, write_repository as write_repository
 from .tensorrt.engine import EngineReport as EngineReport, build_engine as build_engine
+from .tuning.report import TuneReport as TuneReport
+from .tuning.tune import tune as tune

@@ -22,6 +22,7 @@ from nnorm_export.cli.options import grouped
 from nnorm_export.cli.output import BROKEN_PIPE, Command, Group, unwritable
 from nnorm_export.cli.quantize import quantize
 from nnorm_export.cli.serve_repo import serve_repo
+from nnorm_export.cli.tune import tune
 from nnorm_export.cli.verify import verify
 from nnorm_export.errors import INTERRUPTED, NnormExportError
 
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (export, verify, bisect, doctor, inspect, convert, optimize, quantize, engine, serve_repo):
+for command in (export, verify, bisect, doctor, inspect, convert, optimize, quantize, tune, engine, serve_repo):
     app.command(cls=Command)(grouped(command))
 
 

@@ -225,3 +225,45 @@ class ServerOptions:
     max_queue_delay_microseconds: Annotated[
         int, panels.server("--max-delay MICROSECONDS", "How long a request waits for others if none is running.", min=0)
     ] = 0
+
+
+@dataclass
+class TuneOptions:
+    input_specs: Inputs = None
+    output: Annotated[str | None, output_option("MODEL.tuned.json beside the model, and MODEL.tuned.onnx")] = None
+    objective: Annotated[
+        str,
+        panels.tuning(
+            "--for OBJECTIVE",
+            "latency (default): the time of a call. throughput: rows in a second, in calls of several sizes.",
+            **panels.one_of("nnorm_export.tuning.report:OBJECTIVES"),
+        ),
+    ] = "latency"
+    batches: Annotated[
+        list[int] | None,
+        panels.tuning(
+            "--batch N", "The rows of a call; by default 1, and 1 to 32 for the throughput. Repeatable for that.", min=1
+        ),
+    ] = None
+    threads: Annotated[
+        list[int] | None,
+        panels.tuning(
+            "--threads N", "A number of threads to try; by default 1, 2, 4, … and all cores. Repeatable.", min=1
+        ),
+    ] = None
+    only: Annotated[
+        list[str] | None,
+        panels.tuning(
+            "--only FILE",
+            "A file to try beside the given one: optimized, int8, aoti and others; by default all. Repeatable.",
+            **panels.completing("nnorm_export.tuning.variants:NAMES"),
+        ),
+    ] = None
+    minutes: Annotated[float, panels.tuning("--minutes X", "The time limit.")] = 5.0
+    replay: Annotated[
+        str | None,
+        panels.tuning("--replay FILE.tuned.json", "Measure again what these settings list; nothing is written."),
+    ] = None
+    page: Annotated[
+        str | None, panels.output("--report FILE.html", "Write a page with a picture of time against accuracy.")
+    ] = None

@@ -187,7 +187,7 @@ def _check_outputs(options: VerifyOptions) -> None:
     """Raises the errors of paths to write before the comparison, which may take minutes."""
     from nnorm_export.parity.certificates.signatures import check_private_key
     from nnorm_export.parity.certificates.write import check_folder
-    from nnorm_export.parity.report.write_report import check_page
+    from nnorm_export.parity.report.pages import check_page
 
     if options.page is not None:
         check_page(options.page)

@@ -7,17 +7,17 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from nnorm_export.errors import ExportError, FreezeError, InputError, ModelFileError
+from nnorm_export.errors import FreezeError, InputError, ModelFileError
 from nnorm_export.files.inspection import ModelDescription, describe
 from nnorm_export.files.sha256 import file_sha256
-from nnorm_export.files.staging import check_output, staged, writing
+from nnorm_export.files.staging import staged, writing
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
-from nnorm_export.names import escaped, layer_name, listed, without_user
+from nnorm_export.names import escaped, listed, without_user
 from nnorm_export.parity.certificates.write import versions
 from nnorm_export.parity.layer_by_layer.bisect import bisect
 from nnorm_export.parity.layer_by_layer.bisection import Bisection
@@ -25,19 +25,16 @@ from nnorm_export.parity.layer_by_layer.float16_risks import HalfRisk, float16_r
 from nnorm_export.parity.layer_by_layer.probe import ProbeReport
 from nnorm_export.parity.reference.pytorch_model import Passthrough
 from nnorm_export.parity.report.lambdas import lambdas
-from nnorm_export.parity.report.plots import bisection_figure, import_matplotlib, lambdas_figure, to_svg
+from nnorm_export.parity.report.pages import check_page, template
+from nnorm_export.parity.report.plots import bisection_figure, lambdas_figure, to_svg
 from nnorm_export.parity.verdict.criteria import PerOutput
-from nnorm_export.parity.verdict.outcome import ParityReport, share_text
+from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.parity.verdict.where import Mask
 from nnorm_export.runtimes.kserve import is_url
 from nnorm_export.runtimes.tensorrt import is_engine
 from nnorm_export.steps import step
 
-if TYPE_CHECKING:
-    import jinja2
-
-ENDINGS = (".html", ".htm")
-_TEMPLATE = "report.html.j2"
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
 _T = TypeVar("_T")
 
 
@@ -81,7 +78,7 @@ def write_report(
     risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))
     step("write the report")
     described = None if is_url(path) or is_engine(path) else describe(path)
-    text = _template().render(
+    text = template(_TEMPLATE).render(
         file=without_user(str(path)) if is_url(path) else Path(path).name,
         facts=_facts(report, described),
         passed=bool(report) and (probes is None or bool(probes)),
@@ -110,29 +107,6 @@ def _environment(path: str | Path, inputs: Any, described: ModelDescription | No
     if described is not None and described.weights_sha256:
         facts["SHA-256 of the weights"] = described.weights_sha256
     return facts
-
-
-def check_page(page: str | Path) -> None:
-    """Raises the errors of :func:`write_report` that can be known before the comparison."""
-    page = Path(page)
-    if page.suffix.lower() not in ENDINGS:
-        raise ExportError(f"{page}: a report is an HTML page; give it the suffix {ENDINGS[0]}")
-    check_output(page)
-    import_matplotlib("report")
-
-
-def _template() -> jinja2.Template:
-    import jinja2  # noqa: PLC0415 - an extra, and commands that write no report import this module
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {"share": share_text, "layer_name": layer_name}
-    return environment.get_template(_TEMPLATE)
 
 
 def _or_reason(look: Callable[[], _T]) -> tuple[_T | None, str]:

@@ -1,0 +1,132 @@
+"""Whether a file that is to be measured is right: compared with PyTorch or with the given file, and by the metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import NnormExportError, first_line
+from nnorm_export.metrics.gate import Gate, MetricReport
+from nnorm_export.parity.compare_files import compare
+from nnorm_export.parity.verdict.outcome import ParityReport
+from nnorm_export.quantizing.calibration_data import batches_of
+from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
+from nnorm_export.tuning.candidates import Way
+from nnorm_export.tuning.variants import Variant, Work
+
+_REFERENCE = "the given file"
+_BATCH = 32  # rows of a call that the metric is computed from
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a file in a runtime is right.
+
+    Attributes:
+        reason: why it is not; empty if it is.
+        share: the greatest error, divided by the allowed one; None if only the metric decides.
+        metric: what the metric says; None without a metric.
+        implementations: what runs its normalizations, in words.
+    """
+
+    reason: str = ""
+    share: float | None = None
+    metric: MetricReport | None = None
+    implementations: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+@dataclass
+class Judge:
+    """Compares files with PyTorch, if there is a model, or else with the given file, and by the metric ``gate``."""
+
+    work: Work
+    gate: Gate | None
+    _original: Runner = field(init=False)
+    _expected: list[Array] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._original = load(self.work.source)
+
+    def judge(self, path: Path, variant: Variant, way: Way) -> Verdict:
+        """The verdict on the file ``path``; an error of this package is a reason too."""
+        if variant.changes_results and self.gate is None:
+            return Verdict("its results are others: only a metric can accept it (metric=, --metric)")
+        try:
+            runner = load(path, way.runtime, **way.options)
+            ran = ", ".join(f"{count} {how}" for how, count in runner.counts.items())
+            share = None
+            is_original = path == self.work.source and way == Way(DEFAULT_RUNTIME)
+            if not variant.changes_results and not is_original:
+                report = self._compared(path, runner, way)
+                if not report:
+                    return Verdict(f"its results are wrong: {report.reason}", share_of(report))
+                share = share_of(report)
+            metric = None if self.gate is None else self._metric(runner)
+        except NnormExportError as error:
+            return Verdict(first_line(error))
+        reason = "" if metric is None or metric else f"the metric refuses it: {metric.reason}"
+        return Verdict(reason, share, metric, ran)
+
+    def check_source(self) -> ParityReport | None:
+        """Compares the given file with the model; None without one.
+
+        Raises:
+            NnormExportError: it does not compute what the model computes.
+        """
+        if self.work.model is None:
+            return None
+        report = self._with_pytorch(self.work.source, None)
+        if not report:
+            raise NnormExportError(
+                f"{self.work.source} does not compute what the model computes, so that nothing is tuned: "
+                f"{report.reason}. nnorm-export verify says more"
+            )
+        return report
+
+    def _compared(self, path: Path, runner: Runner, way: Way) -> ParityReport:
+        if self.work.model is not None and not way.options:
+            return self._with_pytorch(path, way.runtime)
+        name = f"the file {path.name} in {way}"
+        return compare(runner, self._original, self.work.rows, name=name, other_roundings=True)
+
+    def _with_pytorch(self, path: Path, runtime: str | None) -> ParityReport:
+        from nnorm_export.models.arguments import bind  # noqa: PLC0415 - needs PyTorch
+        from nnorm_export.parity.verify import verify  # noqa: PLC0415 - needs PyTorch
+
+        model = self.work.model
+        if model is None:
+            raise NnormExportError("there is no model to compare with")
+        inputs = bind(model, *self.work.example)
+        return verify(path, model, inputs, runtime=runtime, passthrough=self.work.passthrough)
+
+    def _metric(self, runner: Runner) -> MetricReport:
+        if self.gate is None:
+            raise NnormExportError("there is no metric")
+        if self.gate.takes_loader:
+            return self.gate.judge_calls(runner, self._original, reference_name=_REFERENCE)
+        return self.gate.judge(self._outputs(runner), self._reference(), reference_name=_REFERENCE)
+
+    def _reference(self) -> list[Array]:
+        if self._expected is None:
+            self._expected = self._outputs(self._original)
+        return self._expected
+
+    def _outputs(self, runner: Runner) -> list[Array]:
+        batches: Sequence[Sequence[Array]] = [
+            runner(**feed) for feed in batches_of(self.work.data, runner.inputs, _BATCH, "inputs")
+        ]
+        return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+
+
+def share_of(report: ParityReport) -> float | None:
+    """The greatest error of all outputs, divided by the allowed one."""
+    shares = [output.allowed_share for output in (*report.outputs, *(report.by_bodies or ()))]
+    known = [share for share in shares if share is not None]
+    return max(known, default=None)

@@ -1,0 +1,184 @@
+"""The files that tune() tries: the given one, and those that this package makes of it or of its PyTorch model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from nnorm_export.converting.change_form import change_form
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import NnormExportError, RuntimeMissingError
+from nnorm_export.files.onnx_file import read
+from nnorm_export.files.optimized_for import OPTIMIZED
+from nnorm_export.optimizing.optimize import optimize
+from nnorm_export.quantizing.quantize import quantize
+from nnorm_export.runtimes import RUNTIMES
+from nnorm_export.tensorrt.engine import build_engine
+from nnorm_export.tuning.candidates import Way
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nnorm_export.parity.reference.pytorch_model import Passthrough
+
+Feed = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What files are made of.
+
+    Attributes:
+        source: the given ONNX file.
+        folder: where new files are written.
+        rows: a few rows of the inputs, by the names of the file's inputs.
+        data: all rows.
+        batched: the inputs whose first axis is the batch; empty if the file has a fixed one.
+        model: the PyTorch model, if it was given.
+        example: ``rows`` as the model takes them, by position and by name.
+        passthrough: as for :func:`nnorm_export.verify`.
+    """
+
+    source: Path
+    folder: Path
+    rows: Feed
+    data: Feed
+    batched: Sequence[str]
+    model: nn.Module | None = None
+    example: tuple[Sequence[Any], Mapping[str, Any]] = ((), MappingProxyType({}))
+    passthrough: Passthrough = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A file to try.
+
+    Attributes:
+        name: what reports call it.
+        make: writes it, and returns its path.
+        runtimes: those that are to run it; empty for all that read it (:func:`ways_of`).
+        changes_results: whether its results are others than those of the given file, so that only a metric can accept
+            it.
+        of_model: whether it is made of the PyTorch model.
+        needs: the runtime without which it is not made.
+        seconds: about how long making it takes with two cores, for a ResNet18.
+    """
+
+    name: str
+    make: Callable[[Work], Path]
+    runtimes: tuple[str, ...] = ()
+    changes_results: bool = False
+    of_model: bool = False
+    needs: str = ""
+    seconds: float = 5.0
+
+
+def _given(work: Work) -> Path:
+    return work.source
+
+
+def _primitives(work: Work) -> Path:
+    return change_form(work.source, work.folder / "primitives.onnx", "primitives", inputs=work.rows).path
+
+
+def _optimized(work: Work) -> Path:
+    report = optimize(work.source, work.folder / "optimized.onnx", inputs=work.rows)
+    if not report.in_blocks:
+        raise NnormExportError(report.notices[0])
+    return report.path
+
+
+def _int8(target: str, method: str) -> Callable[[Work], Path]:
+    def make(work: Work) -> Path:
+        path = work.folder / f"int8-{target}-{method}.onnx"
+        # The metric decides, and not the signal-to-noise ratio.
+        return quantize(work.source, work.data, path, target=target, method=method, min_sqnr=None).path
+
+    return make
+
+
+def _of_model(file_name: str, **options: Any) -> Callable[[Work], Path]:
+    def make(work: Work) -> Path:
+        from nnorm_export.exporting.export import export  # noqa: PLC0415 - needs PyTorch
+
+        if work.model is None:
+            raise NnormExportError("it is made of the PyTorch model, which was not given (model=, --model)")
+        args, kwargs = work.example
+        given: dict[str, Any] = {"kwargs": kwargs, "passthrough": work.passthrough, **options}
+        # The comparison that follows decides.
+        return export(work.model, args, work.folder / file_name, verify=False, **given).path
+
+    return make
+
+
+def _engine(file_name: str, *, rtx: bool) -> Callable[[Work], Path]:
+    def make(work: Work) -> Path:
+        return build_engine(work.source, work.folder / file_name, rtx=rtx).path
+
+    return make
+
+
+# In the order in which they are made: what may take minutes comes last.
+VARIANTS = (
+    Variant(name="given", make=_given),
+    Variant(name="optimized", make=_optimized, runtimes=("onnxruntime",)),
+    Variant(name="primitives", make=_primitives),
+    Variant(name="int8", make=_int8("onnxruntime", "minmax"), runtimes=("onnxruntime",), changes_results=True),
+    Variant(name="int8-entropy", make=_int8("onnxruntime", "entropy"), runtimes=("onnxruntime",), changes_results=True),
+    Variant(
+        name="int8-openvino",
+        make=_int8("openvino", "minmax"),
+        runtimes=("openvino",),
+        changes_results=True,
+        needs="openvino",
+    ),
+    Variant(name="float16", make=_of_model("float16.onnx", dtype="fp16", keep_io_types=True), of_model=True, seconds=9),
+    Variant(
+        name="bfloat16", make=_of_model("bfloat16.onnx", dtype="bf16", keep_io_types=True), of_model=True, seconds=9
+    ),
+    Variant(name="tensorrt", make=_engine("model.plan", rtx=False), needs="tensorrt", seconds=60),
+    Variant(name="tensorrt-rtx", make=_engine("model.rtx.plan", rtx=True), needs="tensorrt-rtx", seconds=60),
+    Variant(name="torchscript", make=_of_model("model.pt", target="torchscript"), of_model=True, seconds=10),
+    Variant(name="aoti", make=_of_model("model.aoti.pt2", target="aoti"), of_model=True, seconds=60),
+)
+NAMES = tuple(variant.name for variant in VARIANTS)
+
+# Runtimes that read ONNX files without functions alone, and those that read all.
+_WITHOUT_FUNCTIONS = ("openvino", "opencv", "tract")
+_FOR_ALL = ("onnxruntime", "onnxruntime-cuda")
+
+
+def ways_of(path: Path, variant: Variant, installed: Collection[str], *, kernels: bool) -> Iterator[Way]:
+    """The runtimes that are to run the file of ``variant`` at ``path``.
+
+    Args:
+        installed: the runtimes that are installed.
+        kernels: whether the kernels for processors are.
+    """
+    if (variant.needs and not variant.runtimes) or (variant.of_model and path.suffix != ".onnx"):
+        yield Way(variant.needs or variant.name)
+        return
+    file = read(path, large_weights=False)
+    has_functions = bool(file.proto.functions) or bool(file.normalizations)
+    wanted = variant.runtimes or (_FOR_ALL if has_functions else (*_FOR_ALL, *_WITHOUT_FUNCTIONS))
+    for runtime in wanted:
+        if runtime in installed:
+            yield Way(runtime)
+            bodies_too = file.has_bodies and bool(file.normalizations) and file.form != OPTIMIZED
+            if runtime == "onnxruntime" and kernels and bodies_too and not variant.changes_results:
+                yield Way(runtime, {"kernels": False})
+
+
+def installed_runtimes() -> tuple[list[str], list[str]]:
+    """The runtimes that may run a candidate here, and those that are not installed."""
+    present, missing = [], []
+    for name in (*_FOR_ALL, *_WITHOUT_FUNCTIONS, "tensorrt", "tensorrt-rtx"):
+        try:
+            RUNTIMES[name].require()
+            present.append(name)
+        except RuntimeMissingError:
+            missing.append(name)
+    return present, missing
