@@ -70,7 +70,7 @@ class Judge:
                 share = share_of(report)
             metric = None if self.gate is None else self._metric(runner)
         except NnormExportError as error:
-            return Verdict(first_line(error))
+            return Verdict(self.work.without_folder(first_line(error)))
         reason = "" if metric is None or metric else f"the metric refuses it: {metric.reason}"
         return Verdict(reason, share, metric, ran)
 

@@ -1,9 +1,9 @@
 """Measuring candidates in turns, so that a change in the machine's load affects all of them; slow ones drop out early.
 
-Successive halving: each candidate is timed alone first, at two moments, those near the fastest then take turns, and
-after each round the slower half leaves. In a turn, a candidate runs several times in a row, as in service: the first of these runs finds
-the caches full of another candidate's weights, and is not counted. Before it, all wait for a moment, in which the
-threads of the previous candidate stop to look for work.
+Successive halving: each candidate is timed alone first, at two moments. Those near the fastest then take turns, and
+after each round the slower half leaves. In a turn, a candidate runs several times in a row, as in service: the first of
+these runs finds the caches full of another candidate's weights, and is not counted. Before it, all wait for a moment,
+in which the threads of the previous candidate stop to look for work.
 """
 
 from __future__ import annotations

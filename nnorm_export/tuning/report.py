@@ -19,7 +19,8 @@ class Row(Report):
     """A configuration, or a file that was not measured.
 
     Attributes:
-        candidate: None if the file was not measured in any configuration.
+        candidate: the configuration; None for a file that was not measured.
+        runtime: of ``candidate``, or in which the file is out; empty if no file was made.
         name: of the file: ``given``, ``optimized``, ``int8`` and others, see :data:`.variants.VARIANTS`.
         out: why it was not measured, or cannot win: it is wrong, loses too much, or could not be made.
         dropped: why it was measured no longer; empty for finalists.
@@ -38,6 +39,7 @@ class Row(Report):
 
     name: str
     candidate: Candidate | None = None
+    runtime: str = ""
     out: str = ""
     dropped: str = ""
     milliseconds: float | None = None
@@ -51,10 +53,6 @@ class Row(Report):
     error_share: float | None = None
     metric: MetricReport | None = None
     implementations: str = ""
-
-    @property
-    def runtime(self) -> str:
-        return "" if self.candidate is None else self.candidate.runtime
 
     @property
     def settings(self) -> str:
@@ -73,7 +71,8 @@ class Row(Report):
         return "" if self.error_share is None else share_text(self.error_share)
 
     def __str__(self) -> str:
-        what = self.name if self.candidate is None else str(self.candidate)
+        in_runtime = f" in {self.runtime}" if self.runtime else ""
+        what = f"{self.name}{in_runtime}" if self.candidate is None else str(self.candidate)
         if self.milliseconds is None:
             return f"{what}: {self.state}"
         speed = "" if self.ratio is None else f", {self.ratio:.2f} × the time of the given file"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nnorm_export.parity.reference.pytorch_model import Passthrough
 
 _COMPARED_ROWS = 8
-_MAKING = 0.6  # of the time, for making files and comparing them
+_MAKING = 0.75  # of the time, for making files and comparing them
 _STARTS = 20.0  # seconds for the starts of finalists
 _THROUGHPUT_BATCHES = (1, 2, 4, 8, 16, 32)
 _EQUAL = 0.99  # a configuration is faster only below this part of the time of a simpler one
@@ -95,7 +95,7 @@ def tune(
             default.
         threads: the numbers of threads to try; by default 1, 2, 4, … and all cores.
         only: the names of the files to try (:data:`.variants.NAMES`), besides the given one; None tries all.
-        minutes: the time limit. Files are made in the first 60 % of it; what was not tried is said.
+        minutes: the time limit. Files are made in the first three quarters of it; what was not tried is said.
         metric, reference, at_least, within, lower_is_better, confident: a metric that must not suffer, as for
             :meth:`.Gate.of`; the given file is its reference. Without a metric no int8 file is tried, because its
             results are others.
@@ -411,18 +411,18 @@ def _make(plan: _Plan, clock: _Clock) -> _Files:
             path = variant.make(plan.work)
             ways = list(ways_of(path, variant, plan.installed, kernels=kernels))
         except NnormExportError as error:
-            files.out.append(Row(name=variant.name, out=f"not made: {first_line(error)}"))
+            files.out.append(Row(name=variant.name, out=f"not made: {plan.work.without_folder(first_line(error))}"))
             continue
         files.paths[variant.name] = path
         for way in ways:
             clock.show(f"comparing {variant.name} in {way}")
             verdict = plan.judge.judge(path, variant, way)
-            found = list(candidates_of(variant.name, way, plan.threads, plan.batches))
-            wanted = [each for each in found if plan.listed is None or each in plan.listed]
             if not verdict:
-                row = Row(name=variant.name, candidate=found[0], out=verdict.reason, error_share=verdict.share)
+                row = Row(name=variant.name, runtime=str(way), out=verdict.reason, error_share=verdict.share)
                 files.out.append(replace(row, metric=verdict.metric))
                 continue
+            found = candidates_of(variant.name, way, plan.threads, plan.batches)
+            wanted = [each for each in found if plan.listed is None or each in plan.listed]
             if variant.name == "given" and not way.options and way.runtime == DEFAULT_RUNTIME:
                 wanted = [plan.base, *wanted]
             for candidate in wanted:
@@ -457,6 +457,7 @@ def _row(key: str, files: _Files, entrants: Mapping[str, Entrant], plan: _Plan) 
     row = Row(
         name=candidate.variant,
         candidate=candidate,
+        runtime=candidate.runtime,
         out=entrant.failure,
         dropped=entrant.dropped,
         size=sum(each.stat().st_size for each in (path, *companions(path))),

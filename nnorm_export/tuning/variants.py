@@ -12,10 +12,9 @@ from nnorm_export.converting.change_form import change_form
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
-from nnorm_export.files.optimized_for import OPTIMIZED
 from nnorm_export.optimizing.optimize import optimize
 from nnorm_export.quantizing.quantize import quantize
-from nnorm_export.runtimes import RUNTIMES
+from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nnorm_export.tensorrt.engine import build_engine
 from nnorm_export.tuning.candidates import Way
 
@@ -51,6 +50,10 @@ class Work:
     example: tuple[Sequence[Any], Mapping[str, Any]] = ((), MappingProxyType({}))
     passthrough: Passthrough = ()
 
+    def without_folder(self, text: str) -> str:
+        """``text`` without the name of the temporary folder, which says nothing to a reader."""
+        return text.replace(f"{self.folder}/", "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
@@ -62,6 +65,7 @@ class Variant:
         runtimes: those that are to run it; empty for all that read it (:func:`ways_of`).
         changes_results: whether its results are others than those of the given file, so that only a metric can accept
             it.
+        bodies_too: whether it is tried without the kernels too.
         of_model: whether it is made of the PyTorch model.
         needs: the runtime without which it is not made.
         seconds: about how long making it takes with two cores, for a ResNet18.
@@ -71,6 +75,7 @@ class Variant:
     make: Callable[[Work], Path]
     runtimes: tuple[str, ...] = ()
     changes_results: bool = False
+    bodies_too: bool = False
     of_model: bool = False
     needs: str = ""
     seconds: float = 5.0
@@ -123,7 +128,7 @@ def _engine(file_name: str, *, rtx: bool) -> Callable[[Work], Path]:
 
 # In the order in which they are made: what may take minutes comes last.
 VARIANTS = (
-    Variant(name="given", make=_given),
+    Variant(name="given", make=_given, bodies_too=True),
     Variant(name="optimized", make=_optimized, runtimes=("onnxruntime",)),
     Variant(name="primitives", make=_primitives),
     Variant(name="int8", make=_int8("onnxruntime", "minmax"), runtimes=("onnxruntime",), changes_results=True),
@@ -148,7 +153,7 @@ NAMES = tuple(variant.name for variant in VARIANTS)
 
 # Runtimes that read ONNX files without functions alone, and those that read all.
 _WITHOUT_FUNCTIONS = ("openvino", "opencv", "tract")
-_FOR_ALL = ("onnxruntime", "onnxruntime-cuda")
+_FOR_ALL = (DEFAULT_RUNTIME, "onnxruntime-cuda")
 
 
 def ways_of(path: Path, variant: Variant, installed: Collection[str], *, kernels: bool) -> Iterator[Way]:
@@ -167,8 +172,8 @@ def ways_of(path: Path, variant: Variant, installed: Collection[str], *, kernels
     for runtime in wanted:
         if runtime in installed:
             yield Way(runtime)
-            bodies_too = file.has_bodies and bool(file.normalizations) and file.form != OPTIMIZED
-            if runtime == "onnxruntime" and kernels and bodies_too and not variant.changes_results:
+            has_both = kernels and file.has_bodies and bool(file.normalizations)
+            if runtime == DEFAULT_RUNTIME and has_both and variant.bodies_too:
                 yield Way(runtime, {"kernels": False})
 
 
