@@ -16,7 +16,7 @@ from nnorm_export.metrics.builtin import Builtin
 from nnorm_export.metrics.functions import Metric, metric_of, name_of, number_from
 from nnorm_export.metrics.loaders import Batches, Memo, Model, labels_over, run_over
 from nnorm_export.metrics.samples import Labels, arrays_of, count_of, drawn, labels_of
-from nnorm_export.metrics.thresholds import bound, is_percentage, loss_allowed
+from nnorm_export.metrics.thresholds import bound, in_words, is_percentage, loss_allowed
 from nnorm_export.reports import ComparisonReport
 
 FEW_SAMPLES = 30  # below, an interval of percentiles is too narrow
@@ -89,14 +89,7 @@ class MetricReport(ComparisonReport):
     @property
     def asked(self) -> str:
         """The thresholds in words; empty without one."""
-        return " and ".join(
-            (
-                []
-                if self.at_least is None
-                else [f"{'at most' if self.lower_is_better else 'at least'} {self.at_least:g}"]
-            )
-            + ([] if self.within is None else [f"a loss of at most {self.within:g}"])
-        )
+        return in_words(self.at_least, self.within, lower_is_better=self.lower_is_better)
 
     @property
     def measured(self) -> str:
@@ -194,6 +187,11 @@ class Gate:
             confident=confident,
             is_share=True if is_share is None and any(map(is_percentage, (at_least, within))) else is_share,
         )
+
+    @property
+    def asked(self) -> str:
+        """The thresholds in words; empty without one."""
+        return in_words(self.at_least, self.within, lower_is_better=self.lower_is_better)
 
     @property
     def takes_loader(self) -> bool:

@@ -41,6 +41,12 @@ def bound(at_least: Any, metric: str, *, is_share: bool | None) -> float | None:
     return number
 
 
+def in_words(at_least: float | None, within: float | None, *, lower_is_better: bool) -> str:
+    """The thresholds in words; empty without one."""
+    value = [] if at_least is None else [f"{'at most' if lower_is_better else 'at least'} {at_least:g}"]
+    return " and ".join([*value, *([] if within is None else [f"a loss of at most {within:g}"])])
+
+
 def is_percentage(value: Any) -> bool:
     return isinstance(value, str) and value.strip().endswith("%")
 

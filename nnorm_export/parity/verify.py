@@ -15,11 +15,15 @@ from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.ignored_inputs import ignored_inputs
 from nnorm_export.files.onnx_file import read
+from nnorm_export.metrics.asked import METRIC, gate_of
+from nnorm_export.metrics.functions import Metric
+from nnorm_export.metrics.gate import Gate
 from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.as_computed import as_computed
 from nnorm_export.parity.certificates.write import NewCertificate
+from nnorm_export.parity.judging import Judge
 from nnorm_export.parity.reference.beyond_float16 import is_infinite
 from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
 from nnorm_export.parity.reference.changed_integers import other_integers
@@ -70,11 +74,21 @@ def verify(
     passthrough: Passthrough = (),
     trust_pickle: bool = False,
     timeout: float | None = None,
+    metric: Metric | None = None,
+    reference: Any = None,
+    at_least: float | str | None = None,
+    within: float | str | None = None,
+    lower_is_better: bool | None = None,
+    confident: bool = False,
 ) -> ParityReport:
     """Compares the file ``path`` with ``model`` on ``inputs``: |file − float64| ≤ allowed error in every element.
 
     >>> report = nnorm_export.verify("model.onnx", model, images)
     >>> assert report, report
+
+    With a metric of the user, accuracy for example, the file must also lose no more of it than ``within``:
+
+    >>> report = nnorm_export.verify("model.onnx", model, images, metric="top1", reference=labels, within="0.3%")
 
     If kernels run the normalizations of an ONNX file that contains bodies, the file must also pass with the bodies.
 
@@ -83,8 +97,9 @@ def verify(
         model: the trained model; it is not changed, and runs in eval mode.
         inputs: what ``model`` takes, as a tuple, a dict of keyword inputs, or one tensor; they are not changed.
         runtime: see :func:`nnorm_export.load`.
-        criterion: ``budget``, the default, or ``allclose``, at torch.testing's tolerances for the dtype unless others
-            are given.
+        criterion: ``budget``, the default; ``allclose``, at torch.testing's tolerances for the dtype unless others are
+            given; or ``metric``: the metric alone decides, and the errors are reported by the budget. That is for
+            files in int8, whose roundings are greater than the budget.
         rtol, atol: tolerances instead of the error budget; if only one is given, the other is 0. A number for all
             outputs, or numbers by the names of outputs, ``""`` for the others: ``{"boxes": 1e-3, "": 1e-5}``. An output
             without tolerances keeps the budget.
@@ -100,15 +115,29 @@ def verify(
         passthrough: as for :func:`nnorm_export.freeze`; half-precision files are compared with the frozen model.
         trust_pickle: as for :func:`nnorm_export.load`.
         timeout: the seconds that a call of a server may take, if ``path`` is a URL.
+        metric, reference, at_least, within, lower_is_better, confident: as for
+            :meth:`nnorm_export.metrics.gate.Gate.of`. The metric is that of the file and of ``model`` in its own dtype,
+            on ``inputs`` with ``reference`` as their labels, or over the loader ``reference``.
 
     Raises:
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
-        InputError: ``model`` is not a torch.nn.Module, or the inputs do not fit the model or the file.
+        InputError: ``model`` is not a torch.nn.Module, the inputs do not fit the model or the file, the labels do not
+            fit the outputs, or the metric cannot be computed.
         NnormExportError: the file's outputs differ from the model's in number or shape; a tolerance or a mask names an
             output or an input that the file does not have; or there is a key and no certificate.
     """
     require_module("verify", model)
     chosen = Criteria.of(criterion, rtol, atol, statistic)
+    gate = gate_of(
+        metric,
+        reference,
+        at_least=at_least,
+        within=within,
+        lower_is_better=lower_is_better,
+        confident=confident,
+        criterion=criterion,
+    )
+    by_metric_alone = criterion == METRIC
     if private_key is not None and certificate is None:
         raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
     new_certificate = None if certificate is None else NewCertificate.of(path, certificate, private_key)
@@ -116,10 +145,16 @@ def verify(
     step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)
     examples = [bound(model, inputs)]
-    report, comparison, cases = _compare(Path(path), str(path), runner, model, examples, chosen, passthrough, where)
+    report, comparison, cases, judge = _compare(
+        Path(path), str(path), runner, model, examples, chosen, passthrough, where, gate, by_metric_alone
+    )
     report = replace(report, known_faults=runner.known_faults)
-    report = replace(report, by_bodies=_outputs_by_bodies(runner.by_bodies(), comparison, cases))
-    if not report:
+    bodies = runner.by_bodies()
+    report = replace(report, by_bodies=_outputs_by_bodies(bodies, comparison, cases))
+    if by_metric_alone and judge is not None and report.metric is not None and bodies is not None:
+        step("compare the metric of its bodies")
+        report = replace(report, metric=judge.of_bodies(report.metric, as_computed(bodies), cases[0]))
+    if not report.outputs_pass:
         others = other_weights(str(path), as_computed(runner), model, passthrough)
         report = replace(report, other_weights=others, suspects=[] if others else report.suspects)
     if new_certificate is not None and report:
@@ -141,7 +176,7 @@ def compare_with_pytorch(
     step(f"open in {runtime}")
     runner = load(path, runtime, trust_pickle=True)  # the callers have written the file themselves
     runner.lengths = {}  # is it right at others too?
-    report, comparison, cases = _compare(path, path.name, runner, model, examples, Criteria.of(), passthrough)
+    report, comparison, cases, _ = _compare(path, path.name, runner, model, examples, Criteria.of(), passthrough)
     # A file that fails is not written, whatever its bodies compute.
     return (
         replace(report, by_bodies=_outputs_by_bodies(_bodies_of(path, runner), comparison, cases)) if report else report
@@ -203,7 +238,9 @@ def _compare(
     criteria: Criteria,
     passthrough: Passthrough,
     where: PerOutput[Mask] = None,
-) -> tuple[ParityReport, Comparison, list[Case]]:
+    gate: Gate | None = None,
+    by_metric_alone: bool = False,
+) -> tuple[ParityReport, Comparison, list[Case], Judge | None]:
     """Compares on ``examples``, at least one, and on inputs made from the first; returns what was compared too.
 
     A file may hold what PyTorch returns for the given inputs, or a number that the model computes from them, or compute
@@ -211,6 +248,7 @@ def _compare(
 
     Args:
         file: what messages call ``path``.
+        gate: a metric of the user, judged on the first of ``examples``.
     """
     runner = as_computed(runner)
     names = [info.name for info in runner.outputs]
@@ -225,6 +263,12 @@ def _compare(
     taken = [as_taken(runner, example) for example in examples]
     runs: list[Run] = [(example, pytorch.run(example)) for example in counted("PyTorch", taken)]
     cases = [_case(runner, *run, masks) for run in counted("the file", runs)]
+    judge = metric = None
+    if gate is not None:  # before the other runs: labels that do not fit are refused soon
+        step(f"compare the metric {gate.name}")
+        comparison.require_same_shapes(cases[0])
+        judge = Judge(gate, model, pytorch, taken[0] if pytorch.is_in_own_dtype else examples[0])
+        metric = judge.of_file(runner, cases[0])
     nondeterminism = pytorch.nondeterminism(*runs[0])
     change, why_none = change_of_input(pytorch, *runs[0])
     others = (*other_masks(pytorch, *runs[0]), *other_integers(pytorch, *runs[0]))
@@ -249,6 +293,8 @@ def _compare(
         outputs = [output.failed(defect) for output in outputs]
     is_double, has_float64 = pytorch.dtype == torch.float64, cases[0].float64 is not None
     text = criterion_text(outputs, comparison.criteria, is_double=is_double, has_float64=has_float64)
+    if gate is not None and by_metric_alone:
+        text = f"the metric {gate.name}, {gate.asked}; the errors do not decide ({text})"
     only = given_only(why_none, others=any(case.is_changed for case in cases))
     report = ParityReport(
         runner.runtime,
@@ -259,14 +305,16 @@ def _compare(
         least_batch=runner.least_batch,
         ignored_inputs=ignored_inputs(path),
         beyond_float16=lost,
+        metric=metric,
+        by_metric_alone=by_metric_alone,
     )
-    if not report:
+    if not report.outputs_pass:
         lost = [*lost, *pytorch.beyond_float16(taken[0]).names(masks=not are_finite(outputs))]
         report = replace(report, beyond_float16=lost)
     if report.differs and not report.is_nondeterministic:
         step("look for suspects")
         report = replace(report, suspects=suspects(path, runner, pytorch, runs[0]))
-    return report, comparison, cases
+    return report, comparison, cases, judge
 
 
 def _case(runner: Runner, example: Mapping[str, Any], expected: list[Array], masks: Where) -> Case:

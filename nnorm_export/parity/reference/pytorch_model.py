@@ -108,6 +108,10 @@ class PyTorchModel:
         return self._copy("original", lambda: eval_copy(self._model))
 
     @property
+    def _single(self) -> nn.Module:
+        return self._copy("single", lambda: eval_copy(self._model).float())
+
+    @property
     def _in_dtype(self) -> nn.Module:
         def make() -> nn.Module:
             is_half = self.dtype in HALVES
@@ -148,17 +152,36 @@ class PyTorchModel:
         except (NnormExportError, OSError):  # an OSError says itself which file is missing
             raise
         except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
-            name = type(self._model).__name__
             if "without overflow" in str(error) and (causes := self.beyond_float16(example).names(masks=True)):
+                name = type(self._model).__name__
                 raise InputError(f"{name} does not run in float16. {about_float16(causes)}: {error}") from error
-            raise InputError(
-                f"{name} does not run on these inputs; give others, as its forward takes them: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise self._refused(error) from error
         if self.dtype == torch.float64:
             return outputs
         # A model that computes in a narrower dtype does not become exact when it casts its result to float64.
         return [array.astype(np.float32) if array.dtype == np.float64 else array for array in outputs]
+
+    @property
+    def is_in_own_dtype(self) -> bool:
+        """Whether :meth:`run` runs the user's model as it is."""
+        own = {tensor.dtype for tensor in self._model.parameters() if tensor.is_floating_point()}
+        return not own or (self.dtype in own and self.dtype not in HALVES)
+
+    def run_in_own_dtype(self, example: Mapping[str, Any]) -> list[Array]:
+        """Returns the outputs of the user's model as it is, in its own dtype.
+
+        Raises:
+            InputError: the model does not run on the example.
+        """
+        if self.is_in_own_dtype:
+            return self.run(example)
+        own = next(tensor.dtype for tensor in self._model.parameters() if tensor.is_floating_point())
+        try:
+            return self._run(self._original, cast(example, own))
+        except (NnormExportError, OSError):
+            raise
+        except Exception as error:  # as in run()
+            raise self._refused(error) from error
 
     def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
         """Returns the outputs in float64; None for a float64 file, or if the model does not run in float64."""
@@ -277,7 +300,7 @@ class PyTorchModel:
         if self.dtype not in HALVES:
             return ""
         single = cast(example, torch.float32)
-        model = self._original.float()
+        model = self._single
         # Frozen in float32 too: a half model rounds what freezing computes of its weights, weight_norm's product too.
         frozen = self._run(frozen_copy(model, self._passthrough)[0], single)
         original = self._run(model, single)
@@ -290,6 +313,12 @@ class PyTorchModel:
             if not parity.passed:
                 return f"in float32 the frozen model does not compute what the model computes: output {parity}"
         return ""
+
+    def _refused(self, error: Exception) -> InputError:
+        return InputError(
+            f"{type(self._model).__name__} does not run on these inputs; give others, as its forward takes them: "
+            f"{type(error).__name__}: {error}"
+        )
 
     def _run(self, model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
         """Returns the tensors that ``model`` returns. It gets copies of its inputs, because it may change them."""

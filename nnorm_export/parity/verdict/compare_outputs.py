@@ -67,7 +67,8 @@ class Comparison:
         with errors_on_changed_inputs():
             return on_changed_inputs(self._compare_outputs(case))
 
-    def _compare_outputs(self, case: Case) -> list[OutputParity]:
+    def require_same_shapes(self, case: Case) -> None:
+        """Raises a NnormExportError if the results differ in number or shape."""
         shapes, expected_shapes = ([list(array.shape) for array in arrays] for arrays in (case.actual, case.expected))
         if shapes != expected_shapes:
             raise NnormExportError(
@@ -75,7 +76,10 @@ class Comparison:
                 f"{len(expected_shapes)} of shapes {expected_shapes}: the file was made from another model. Compare it "
                 "with its own model, or export this model again"
             )
-        none: list[None] = [None] * len(expected_shapes)
+
+    def _compare_outputs(self, case: Case) -> list[OutputParity]:
+        self.require_same_shapes(case)
+        none: list[None] = [None] * len(case.expected)
         sizes = [result.size for result in case.expected]
         case = case.of_counted()
         float64, allowed_error = case.float64 or none, case.allowed_error or none

@@ -12,10 +12,12 @@ import numpy as np
 
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError
+from nnorm_export.metrics.asked import METRIC
 from nnorm_export.parity.verdict.allowed_error import FLOAT_TYPES
 
-CRITERIA = ("budget", "allclose")
+CRITERIA = ("budget", "allclose", METRIC)
 _TORCH_TOLERANCES = " at torch.testing's tolerances"
+_MEASURED = {"budget": "budget, which is measured", METRIC: "criterion metric, by which they decide nothing"}
 STATISTICS = ("max", "mean", "median")  # and p0 to p100, percentiles
 
 _T = TypeVar("_T")
@@ -47,7 +49,7 @@ class Criterion:
             NnormExportError: an unknown kind or statistic, a negative tolerance, or tolerances for the budget.
         """
         if kind not in (None, *CRITERIA):
-            raise NnormExportError(f"unknown criterion {kind!r}; choose {' or '.join(CRITERIA)}")
+            raise NnormExportError(f"unknown criterion {kind!r}; choose {', '.join(CRITERIA)}")
         statistic = "max" if statistic is None else statistic
         if statistic not in STATISTICS and (not isinstance(statistic, str) or _percentile(statistic) is None):
             raise NnormExportError(
@@ -60,9 +62,9 @@ class Criterion:
             raise NnormExportError(f"a tolerance is {bad[0]}; give finite numbers of at least 0")
         if rtol is None and atol is None:
             return cls("allclose" if kind == "allclose" else "budget", statistic=statistic)
-        if kind == "budget":
+        if kind is not None and kind != "allclose":
             raise NnormExportError(
-                "rtol and atol go with the criterion allclose; leave them out for the budget, which is measured"
+                f"rtol and atol go with the criterion allclose; leave them out for the {_MEASURED[kind]}"
             )
         return cls("allclose", rtol or 0.0, atol or 0.0, statistic)
 

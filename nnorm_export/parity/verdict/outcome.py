@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from nnorm_export.errors import NnormExportError
 from nnorm_export.files.ignored_inputs import about_ignored_inputs
 from nnorm_export.float16_range import about_float16
+from nnorm_export.metrics.gate import MetricReport
 from nnorm_export.reports import ComparisonReport
 
 NONDETERMINISTIC = "PyTorch returns another result each time; look for F.dropout without training=self.training"
@@ -92,6 +93,8 @@ class ParityReport(ComparisonReport):
         suspects: what may be to blame if an output differs (:mod:`nnorm_export.parity.suspects`).
         beyond_float16: of a float16 file, the inputs that are infinite in float16; if it fails, the weights and the
             numbers in forward too.
+        metric: the metric of the user; None without one.
+        by_metric_alone: whether the metric alone decides, and the outputs are only reported.
     """
 
     runtime: str
@@ -107,9 +110,16 @@ class ParityReport(ComparisonReport):
     ignored_inputs: list[str] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
     beyond_float16: list[str] = field(default_factory=list)
+    metric: MetricReport | None = None
+    by_metric_alone: bool = False
 
     def __bool__(self) -> bool:
-        return all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
+        return self.outputs_pass and (self.metric is None or self.metric.passed)
+
+    @property
+    def outputs_pass(self) -> bool:
+        """Whether the outputs are equal by the criterion, or do not decide."""
+        return self.by_metric_alone or all(output.passed for output in (*self.outputs, *(self.by_bodies or ())))
 
     def __str__(self) -> str:
         compared = (f"{output.verdict} in {self.runtime}: {output}" for output in self.outputs)
@@ -119,7 +129,8 @@ class ParityReport(ComparisonReport):
         blamed = (f"suspect: {suspect}" for suspect in self.suspects)
         lost = about_float16(self.beyond_float16, fails=not self)
         notes = (*blamed, lost, self.given_only, batch, self.ignored, self.other_weights, signature)
-        return "\n".join(filter(None, (*compared, *by_bodies, *notes)))
+        metric = "" if self.metric is None else str(self.metric)
+        return "\n".join(filter(None, (*compared, *by_bodies, metric, *notes)))
 
     @property
     def ignored(self) -> str:
@@ -128,8 +139,8 @@ class ParityReport(ComparisonReport):
 
     @property
     def differs(self) -> bool:
-        """Whether an output was compared, and differs."""
-        return any(output.compared and not output.passed for output in self.outputs)
+        """Whether an output was compared, and differs, and that decides."""
+        return not self.by_metric_alone and any(output.compared and not output.passed for output in self.outputs)
 
     @property
     def is_nondeterministic(self) -> bool:
@@ -138,7 +149,12 @@ class ParityReport(ComparisonReport):
 
     @property
     def reason(self) -> str:
-        """Says what failed: the outputs that differ, or why nothing was compared."""
+        """Says what failed: the outputs that differ, why nothing was compared, or the metric."""
+        of_metric = self.metric.reason if self.metric is not None else ""
+        return "; ".join(filter(None, ("" if self.outputs_pass else self._reason_of_outputs, of_metric)))
+
+    @property
+    def _reason_of_outputs(self) -> str:
         failed = [output for output in self.outputs if not output.passed]
         if empty := [output for output in failed if not output.compared]:
             return f"nothing was compared: {empty[0].name}: {empty[0].note}"
