@@ -1,1 +1,1 @@
-"""tune(): which file, in which runtime and with which settings, is the fastest here and still right."""
+"""Measured choices: what serves a model fastest, or with the fewest cores, on this machine."""
