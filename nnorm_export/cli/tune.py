@@ -48,7 +48,8 @@ def tune(
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
     from nnorm_export.files.inspection import describe
-    from nnorm_export.tuning.tune import check_options, tune as find
+    from nnorm_export.tuning.plan import check_options
+    from nnorm_export.tuning.tune import tune as find
 
     check_options(options.objective, options.batches, options.threads, options.only, options.minutes)
     with output.working(f"Reading {path}"):

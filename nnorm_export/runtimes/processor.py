@@ -1,7 +1,8 @@
-"""The name of this machine's CPU, which measured times go with."""
+"""The name of this machine's CPU, which measured times go with, and the cores that a process may use."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -28,3 +29,10 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     if not VNNI.isdisjoint(flags):
         instructions += ", VNNI"
     return f"{name} (family {fields['cpu family']}, model {fields['model']}; {instructions})"
+
+
+def cores_here() -> int:
+    """The processor's cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

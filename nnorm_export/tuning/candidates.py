@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from nnorm_export.files.tuned import Options
 from nnorm_export.reports import Report
 
 # Runtimes whose options have the number of threads. The threads of the others are those of the process, or one.
-_WITH_THREADS = ("onnxruntime", "openvino")
+WITH_THREADS = ("onnxruntime", "openvino")
 # Smaller parts of the work of an operator, for threads that other programs slow down.
 _SMALL_PARTS = {"session_config": {"session.dynamic_block_base": "4"}}
 
@@ -64,7 +63,7 @@ def candidates_of(variant: str, way: Way, threads: Sequence[int], batches: Seque
 
 
 def _options_of(way: Way, threads: Sequence[int]) -> Iterator[Options]:
-    if way.runtime not in _WITH_THREADS:
+    if way.runtime not in WITH_THREADS:
         yield way.options
         return
     for count in threads:
@@ -72,13 +71,6 @@ def _options_of(way: Way, threads: Sequence[int]) -> Iterator[Options]:
         yield options
         if way.runtime == "onnxruntime" and count > 1 and not way.options:
             yield options | _SMALL_PARTS
-
-
-def cores_here() -> int:
-    """The processor's cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def threads_for(cores: int) -> list[int]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nnorm_export.errors import NnormExportError
 from nnorm_export.metrics.gate import MetricReport
 from nnorm_export.parity.verdict.outcome import share_text
 from nnorm_export.reports import Report
 from nnorm_export.tuning.candidates import Candidate, options_text
+from nnorm_export.tuning.service_plan import ServicePlan
 
 OBJECTIVES = ("latency", "throughput")
 
@@ -55,6 +57,13 @@ class Row(Report):
     implementations: str = ""
 
     @property
+    def measured_as(self) -> Candidate:
+        """The configuration of a row that was measured."""
+        if self.candidate is None:
+            raise NnormExportError(f"{self.name} was not measured: {self.out}")
+        return self.candidate
+
+    @property
     def settings(self) -> str:
         return "" if self.candidate is None else options_text(self.candidate.options)
 
@@ -93,6 +102,7 @@ class TuneReport(Report):
         compared_with: what decides whether a file is right.
         processor, cores: of this machine.
         seconds: how long it took.
+        service: the cheapest configuration for a target; None if none was asked for.
         notices: what else the user should know.
         repeated: with ``replay``, what is different now; None without.
     """
@@ -107,6 +117,7 @@ class TuneReport(Report):
     processor: str
     cores: int
     seconds: float
+    service: ServicePlan | None = None
     notices: Sequence[str] = field(default_factory=list)
     repeated: str | None = None
 

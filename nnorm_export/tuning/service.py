@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -13,7 +12,7 @@ import numpy as np
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError
 from nnorm_export.runtimes import Runner
-from nnorm_export.runtimes.processor import processor
+from nnorm_export.runtimes.processor import cores_here, processor
 from nnorm_export.tuning.open_loop import STOP_AT, Answers, poisson_arrivals, run_open_loop
 from nnorm_export.tuning.requests import BatchTimes, Requests, batch_sizes, measure_batches, requests_of
 from nnorm_export.tuning.service_plan import ServiceConfig, ServicePlan, ServiceTarget, ServiceTrial
@@ -24,11 +23,6 @@ _LATE_SHARE = 0.05  # of the target's p99, which the p99 of the sender's latenes
 _DELAY_SHARE = 0.1  # of the target's p99, that a free instance may wait for more requests
 _SEEDS = (0, 1)  # of the run that meets the target, and of the one that confirms it
 _SHARES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)  # of the rate, which are tried where the target is not met
-
-
-def available_cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def plan_service(
@@ -67,7 +61,7 @@ def plan_service(
         InputError: the model does not run on ``feed``, or its inputs have different numbers of rows.
         NnormExportError: ``cores`` or ``seconds`` is not greater than 0.
     """
-    most = available_cores() if cores is None else cores
+    most = cores_here() if cores is None else cores
     if most < 1:
         raise NnormExportError(f"cores is {most}; give 1 or more")
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
@@ -253,14 +247,3 @@ class _Search:
 def _p99(run: Answers) -> float:
     """In seconds: the least latency that 99 % of the requests do not exceed."""
     return float(np.percentile(run.latencies, 99, method="higher"))
-
-
-__all__ = [
-    "ServiceConfig",
-    "ServicePlan",
-    "ServiceTarget",
-    "ServiceTrial",
-    "available_cores",
-    "candidates",
-    "plan_service",
-]

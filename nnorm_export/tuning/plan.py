@@ -1,0 +1,212 @@
+"""What tune() tries, in which order, and until when."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from nnorm_export import library
+from nnorm_export.errors import InputError
+from nnorm_export.files.sha256 import file_sha256
+from nnorm_export.files.tuned import Tuned
+from nnorm_export.metrics.gate import Gate
+from nnorm_export.names import listed
+from nnorm_export.runtimes import DEFAULT_RUNTIME, load
+from nnorm_export.runtimes.processor import cores_here
+from nnorm_export.tuning.candidates import Candidate, threads_for
+from nnorm_export.tuning.judge import Judge
+from nnorm_export.tuning.report import OBJECTIVES
+from nnorm_export.tuning.rows import fixed_rows
+from nnorm_export.tuning.service_plan import ServiceTarget
+from nnorm_export.tuning.variants import NAMES, VARIANTS, Variant, Work, installed_runtimes
+
+_STARTS = 20.0  # seconds for the starts of finalists
+_THROUGHPUT_BATCHES = (1, 2, 4, 8, 16, 32)
+_BUSY = 0.5  # of the cores, at the beginning
+
+Progress = Callable[[str, float], None]
+
+
+def check_options(
+    objective: str,
+    batches: Sequence[int] | None,
+    threads: Sequence[int] | None,
+    only: Sequence[str] | None,
+    minutes: float,
+) -> None:
+    """Raises InputError for an option that is wrong whatever the model is."""
+    if objective not in OBJECTIVES:
+        raise InputError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
+    for name, numbers in (("batches", batches), ("threads", threads)):
+        if numbers is not None and (not numbers or any(not _is_whole(number) for number in numbers)):
+            raise InputError(f"{name} is {numbers!r}; give whole numbers of at least 1")
+    if objective == "latency" and batches is not None and len(batches) > 1:
+        raise InputError(f"batches is {list(batches)}: the latency is that of calls of one size; give one number")
+    if unknown := [name for name in listed(only or (), "only", InputError) if name not in NAMES]:
+        raise InputError(f"unknown file {unknown[0]!r}; choose among {', '.join(NAMES)}")
+    if not isinstance(minutes, (int, float)) or not minutes > 0:
+        raise InputError(f"minutes is {minutes!r}; give a number above 0")
+
+
+def target_of(qps: float | None, p99: float | str | None) -> ServiceTarget | None:
+    """The target of a service; None without one.
+
+    Raises:
+        InputError: one of the two is missing.
+        NnormExportError: one is not a number, or not a time.
+    """
+    if qps is None and p99 is None:
+        return None
+    if qps is None or p99 is None:
+        raise InputError("a target has both: qps, the requests in a second, and p99, the time for 99 % of them")
+    return ServiceTarget.parse(str(qps), str(p99))
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and int(number) >= 1
+
+
+@dataclass
+class Clock:
+    """The time that has passed of the limit, and the progress that is shown.
+
+    Attributes:
+        serves: whether a service is to be planned too, which needs a part of the time.
+    """
+
+    minutes: float
+    progress: Progress
+    serves: bool = False
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start
+
+    def show(self, text: str) -> None:
+        self.progress(text, min(1.0, self.seconds / (60 * self.minutes)))
+
+    @property
+    def seconds_left(self) -> float:
+        return 60 * self.minutes - self.seconds
+
+    def has_time_to_make(self, seconds: float) -> bool:
+        """Whether a file may be made, which takes ``seconds``: the measurements need the rest of the time."""
+        return self.seconds + seconds <= (0.45 if self.serves else 0.75) * 60 * self.minutes
+
+    @property
+    def end_of_race(self) -> float:
+        whole = 60 * self.minutes
+        return self.start + (0.6 * whole if self.serves else max(0.8 * whole, whole - _STARTS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is tried.
+
+    Attributes:
+        listed: the configurations of earlier settings, and those alone; None for all.
+    """
+
+    work: Work
+    judge: Judge
+    variants: Sequence[Variant]
+    installed: Sequence[str]
+    threads: Sequence[int]
+    batches: Sequence[int]
+    objective: str
+    notices: Sequence[str]
+    target: ServiceTarget | None
+    earlier: Tuned | None
+    listed: Sequence[Candidate] | None
+
+    @classmethod
+    def of(
+        cls,
+        work: Work,
+        gate: Gate | None,
+        earlier: Tuned | None,
+        objective: str,
+        batches: Sequence[int] | None,
+        threads: Sequence[int] | None,
+        only: Sequence[str] | None,
+        target: ServiceTarget | None,
+    ) -> Plan:
+        installed, missing = installed_runtimes()
+        listed_before = None
+        if earlier is not None:
+            listed_before = _candidates_in(earlier, work.source)
+            only = list(dict.fromkeys(candidate.variant for candidate in listed_before))
+            batches = list(dict.fromkeys(candidate.batch for candidate in listed_before))
+            objective = earlier.objective
+        return cls(
+            work=work,
+            judge=Judge(work, gate),
+            variants=[variant for variant in VARIANTS if _is_tried(variant, work, installed, only)],
+            installed=installed,
+            threads=threads or threads_for(cores_here()),
+            batches=_batches(work, objective, batches),
+            objective=objective,
+            notices=list(_notices(work, gate, missing)),
+            target=target,
+            earlier=earlier,
+            listed=listed_before,
+        )
+
+    @property
+    def base(self) -> Candidate:
+        """The given file as ``load`` opens it."""
+        return Candidate("given", DEFAULT_RUNTIME, {}, self.batches[0])
+
+    @property
+    def compared_with(self) -> str:
+        """What decides whether a file is right."""
+        other = "the given file" if self.work.model is None else "PyTorch"
+        gate = self.judge.gate
+        return f"the error budget against {other}{'' if gate is None else f', and the metric {gate.name}'}"
+
+
+def _is_tried(variant: Variant, work: Work, installed: Sequence[str], only: Sequence[str] | None) -> bool:
+    if (variant.needs and variant.needs not in installed) or (variant.of_model and work.model is None):
+        return False
+    return only is None or variant.name == "given" or variant.name in only
+
+
+def _batches(work: Work, objective: str, given: Sequence[int] | None) -> list[int]:
+    if not work.batched:
+        rows = fixed_rows(load(work.source, DEFAULT_RUNTIME).inputs)
+        if given is not None and list(given) != [rows]:
+            raise InputError(f"batches is {list(given)}, and the file takes {rows} rows at a time: its batch is fixed")
+        return [rows]
+    return list(given or (_THROUGHPUT_BATCHES if objective == "throughput" else (1,)))
+
+
+def _notices(work: Work, gate: Gate | None, missing: Sequence[str]) -> Iterator[str]:
+    if missing:
+        yield f"not installed here: {', '.join(missing)} (nnorm-export doctor says what they need)"
+    if gate is None:
+        yield "int8 was not tried: its results are others, and only a metric can accept it (metric=, --metric)"
+    if work.model is None:
+        yield "float16, bfloat16, TorchScript and AOTInductor were not tried: they are made of the model (--model)"
+    if library.find_library() is None:
+        yield "the kernels are not installed, so that bodies run the normalizations: install nnorm_export with them"
+    load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load_average > _BUSY * cores_here():
+        yield (
+            f"other programs use this machine (a load of {load_average:.1f} on {cores_here()} cores): ratios hold "
+            "better than milliseconds, and a quiet machine gives both"
+        )
+
+
+def _candidates_in(earlier: Tuned, source: Path) -> list[Candidate]:
+    if earlier.source_sha256 and earlier.source_sha256 != file_sha256(source):
+        raise InputError(f"{earlier.path} was written for another file than {source}; tune it without replay")
+    rows = [row["candidate"] for row in earlier.measured.get("rows", ()) if row.get("candidate")]
+    if not rows:
+        raise InputError(f"{earlier.path} lists nothing that was measured; tune the model again")
+    return [Candidate(row["variant"], row["runtime"], row["options"], row["batch"]) for row in rows]
