@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def doctor(
     path: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="A model file, to see what would run each of its nodes.")
+        str | None,
+        typer.Argument(
+            metavar="FILE", help="A model file, to see what would run each of its nodes, or tune's settings."
+        ),
     ] = None,
     runtime: Runtime = None,
     trust_pickle: TrustPickle = False,
@@ -42,6 +45,8 @@ def doctor(
       nnorm-export doctor model.onnx --verbose
 
       nnorm-export doctor model.onnx --runtime onnxruntime-cuda
+
+      nnorm-export doctor model.tuned.json
     """
     from nnorm_export.runtimes.diagnose import diagnose
 
@@ -56,6 +61,9 @@ def doctor(
 def _print(diagnosis: Diagnosis, path: str | None, *, verbose: bool) -> None:
     """Prints what runs first, and last what this machine lacks, which most users do not need."""
     absent = [] if verbose else [found for found in diagnosis.runtimes if _is_absent(found, diagnosis.needed)]
+    print_facts(diagnosis.settings.items())
+    if diagnosis.settings:
+        typer.echo()
     lacking = [component for component in diagnosis.components if component.is_optional and not component.found]
     print_facts((found.runtime, _runtime_text(found, path)) for found in diagnosis.runtimes if found not in absent)
     for change in diagnosis.changes:

@@ -69,6 +69,24 @@ class Tuned:
             f"settings may be faster here. Measure again here: {self.command}"
         )
 
+    def explained(self, processor: str) -> dict[str, str]:
+        """The settings in words, name -> text, on a machine that has ``processor``."""
+        winner = self.measured.get("winner", {})
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        time, ratio = winner.get("milliseconds"), winner.get("ratio")
+        measured = f"{time:.3g} ms, {ratio:.2f} × the time of {self.source or 'the model'}" if time and ratio else ""
+        service = self.service and ", ".join(f"{name} {value}" for name, value in self.service.items())
+        here = "this kind of machine" if processor == self.processor else f"another machine than this, {processor}"
+        return {
+            "file": str(self.file),
+            "made of": self.source,
+            "opened by": f"load({str(self.file)!r}, {self.runtime!r}{f', {options}' if options else ''})",
+            "best for": f"{self.objective}, in calls of {self.batch} row{'s' * (self.batch > 1)}",
+            "measured": measured,
+            "service": service or "",
+            "machine": f"{self.processor}, {self.cores} cores: {here}",
+        }
+
     @property
     def command(self) -> str:
         return f"nnorm-export tune {self.source or 'MODEL'} --input DATA"

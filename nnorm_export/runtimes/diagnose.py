@@ -6,18 +6,20 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.inspection import describe
+from nnorm_export.files.tuned import is_tuned, read_tuned
 from nnorm_export.library import SAME_BITS, find_training_library
 from nnorm_export.reading import size_of
 from nnorm_export.reports import Report
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
 from nnorm_export.runtimes.kserve import is_url
+from nnorm_export.runtimes.processor import processor
 from nnorm_export.runtimes.runtime import installed_version
 from nnorm_export.runtimes.self_test import self_test
 
@@ -57,6 +59,8 @@ class Diagnosis(Report):
         components: installed and missing components: packages, the kernels, the plugins.
         runtimes: every runtime that opens files of this format; without a file, every runtime.
         needed: the runtime that must work.
+        settings: what the settings say that were given in the place of a file (:mod:`nnorm_export.files.tuned`), name
+            -> text.
         changes: changes that other programs made to the file, with remedies (:mod:`nnorm_export.files.changes`).
     """
 
@@ -64,6 +68,7 @@ class Diagnosis(Report):
     runtimes: list[RuntimeDiagnosis]
     needed: str
     changes: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> RuntimeDiagnosis | None:
@@ -78,7 +83,8 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
     """Checks the installation and, with a file, which implementation runs its normalizations in each runtime.
 
     Args:
-        path: a file of any format that a runtime opens; None checks the installation alone.
+        path: a file of any format that a runtime opens, or settings of :func:`nnorm_export.tune`, which are explained;
+            None checks the installation alone.
         runtime: the runtime that must work. None is the default of :func:`nnorm_export.load` for the file.
         trust_pickle: as for :func:`nnorm_export.load`.
 
@@ -88,6 +94,11 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
     """
     if path is not None and not is_url(path):
         size_of(path, ModelFileError)
+    if path is not None and is_tuned(path):
+        tuned = read_tuned(path)
+        found = diagnose(tuned.file, runtime=runtime or tuned.runtime, trust_pickle=trust_pickle)
+        of_settings = [each for each in found.runtimes if each.runtime == found.needed]
+        return replace(found, runtimes=of_settings, settings=tuned.explained(processor()))
     candidates = list(RUNTIMES.values()) if path is None else runtimes_for(path)
     names = [candidate.name for candidate in candidates]
     needed = runtime or names[0]
