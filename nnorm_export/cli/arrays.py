@@ -264,6 +264,27 @@ def _read(path: Path) -> Any:
         raise NnormExportError(f"{path}: {reason}") from error
 
 
+def read_arrays(spec: str) -> Array | dict[str, Array]:
+    """The array of data.npy or data.npz:key, or those of data.npz by name; one array alone needs no name.
+
+    Raises:
+        NnormExportError: the file cannot be read, or does not have the array.
+    """
+    head, colon, key = spec.rpartition(":")
+    has_key = bool(colon) and head.lower().endswith(".npz") and not is_regular(spec)
+    path = Path(head if has_key else spec)
+    arrays = _read(path)
+    if not isinstance(arrays, dict):
+        array: Array = arrays
+        return array
+    if not has_key:
+        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    if key not in arrays:
+        raise NnormExportError(f"{path} has no array {key}; it has {', '.join(arrays)}. Name one of them")
+    found: Array = arrays[key]
+    return found
+
+
 def _array(given: Any, path: Path, name: str | None, floating: np.dtype[Any], notices: list[str]) -> Array:
     dtype = given.dtype.newbyteorder("=")
     if dtype not in _READABLE:

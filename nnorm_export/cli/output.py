@@ -31,6 +31,7 @@ from nnorm_export.names import escaped, without_user
 from nnorm_export.pytorch_missing import needed_by
 
 if TYPE_CHECKING:
+    from nnorm_export.metrics.gate import MetricReport
     from nnorm_export.parity.certificates.compare_bits import BitsReport
     from nnorm_export.parity.verdict.outcome import ParityReport
 
@@ -335,6 +336,8 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
     relative = ("max rel",) if verbose else ()
     print_table(("output", "error / allowed", "max abs", *relative, "top-1", "rows", ""), rows, numbers=True)
     print_facts((output.name, output.note) for output in report.outputs)
+    if report.metric is not None:
+        print_metric(report.metric)
     print_facts([("float16", about_float16(report.beyond_float16, fails=not report))])
     ran = f"{report.runtime} (normalizations: {implementations_text(report.implementations) or 'inlined'})"
     notes = [
@@ -345,6 +348,13 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
         ("signature", report.signature),
     ]
     print_facts([("runtime", ran), ("criterion", report.criterion), *notes])
+
+
+def print_metric(report: MetricReport) -> None:
+    """Prints a metric of the user: its values, what is asked for, and the notes."""
+    asked = f"; {report.asked} asked for" if report.asked else ""
+    verdict = f" {report.verdict}" if report.asks or not report else ""
+    print_facts([(f"metric {report.name}", f"{report.measured}{asked}{verdict}"), ("", report.note)])
 
 
 def print_bits(report: BitsReport) -> None:

@@ -54,5 +54,5 @@ def _named(names: str) -> list[str]:
 general, model, inputs, file = map(_panel, (None, "Model", "Inputs", "File"))
 onnx, pytorch, comparison = map(_panel, ("ONNX", "TorchScript and pt2", "Comparison"))
 certificate, output, shapes = map(_panel, ("Certificate", "Output", "Shapes"))
-quantization = _panel("Quantization")
+quantization, metric = map(_panel, ("Quantization", "Metric"))
 engine, server, tuning = map(_panel, ("Engine", "Server", "Tuning"))

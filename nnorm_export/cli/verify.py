@@ -46,6 +46,8 @@ def verify(
     element is at most ten times the error that roundings cause in PyTorch, in
     the file's own precision, or, if given, within --rtol and --atol. Otherwise
     the exit code is 1.
+    With --metric, the file must also lose no more of the metric than --within;
+    with --criterion metric, for int8, that alone decides.
     Without --input, the inputs are random and have the file's shapes; real
     data is a better test. Verifying TorchScript or a package of AOTInductor runs
     its code: verify only files that you trust. A .pt2 program that would run
@@ -57,6 +59,9 @@ def verify(
 
       nnorm-export verify net.onnx -m nets:build -c best.pth \\
         -i 64,3,32,32 --rtol 1e-3 --atol 1e-5 --rtol boxes:1e-2
+
+      nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz \\
+        --metric top1 --data labels.npz:y --within 0.3%
 
       nnorm-export verify net.onnx -m program.pt2 --runtime reference --json
 
@@ -82,7 +87,7 @@ def verify(
         return
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
-    from nnorm_export.cli.source import by_output, inputs_for, load_source
+    from nnorm_export.cli.source import inputs_for, load_source
     from nnorm_export.parity.layer_by_layer.float16_risks import float16_risks
     from nnorm_export.parity.layer_by_layer.probe import probe
     from nnorm_export.parity.report.write_report import write_report
@@ -90,21 +95,12 @@ def verify(
 
     _check_outputs(options)
     with output.working("Loading the model"):
+        judged = _metric(options, model)
         source = load_source(model)
         inputs, notices = inputs_for(source, model, path, options.runtime, timeout=options.timeout)
     notices = [*source.notices, *notices]
     output.notices(notices)
-    criteria: dict[str, Any] = {
-        "criterion": options.criterion,
-        "rtol": by_output("--rtol", options.rtol, float),
-        "atol": by_output("--atol", options.atol, float),
-        "statistic": by_output("--statistic", options.statistic, str),
-    }
-    shared: dict[str, Any] = {
-        "runtime": options.runtime,
-        "where": by_output("--where", options.where, str),
-        "passthrough": model.passthrough or (),
-    }
+    criteria, shared = _criteria(options, model)
     probed = risks = None
     with output.working(f"Comparing {path} with PyTorch"):
         report = compare(
@@ -117,6 +113,7 @@ def verify(
             timeout=options.timeout,
             **criteria,
             **shared,
+            **judged,
         )
         if options.probes:
             probed = probe(path, runtime=options.runtime)
@@ -157,10 +154,18 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
 
     if any(not parity.compared for parity in report.outputs):
         output.fail(f"{path} is not shown to compute what {model.model} computes: {report.reason}")
+    if report.outputs_pass:
+        output.fail(f"{path} fails by the metric, {report.reason}{_about_metric(report)}")
     advice = f". {report.other_weights}" if report.other_weights else ""
     if not advice and not report.is_nondeterministic:
         advice = bisect_advice(path, bisect_command(path, model, options.runtime, options.where))
     output.fail(f"{path} does not compute what {model.model} computes: {report.reason}{advice}")
+
+
+def _about_metric(report: ParityReport) -> str:
+    if report.by_metric_alone:
+        return ""
+    return ". The errors of the outputs are allowed by the criterion, but they decide near ties and thresholds"
 
 
 def _about(model: OptionalModelOptions, ctx: typer.Context) -> dict[str, str]:
@@ -195,6 +200,41 @@ def _check_outputs(options: VerifyOptions) -> None:
         check_folder(Path(options.record))
     if options.sign_with is not None:
         check_private_key(Path(options.sign_with))
+
+
+def _criteria(options: VerifyOptions, model: OptionalModelOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of verify() that say how outputs are compared, and those that write_report() takes too."""
+    from nnorm_export.cli.source import by_output
+
+    criteria = {
+        "criterion": options.criterion,
+        "rtol": by_output("--rtol", options.rtol, float),
+        "atol": by_output("--atol", options.atol, float),
+        "statistic": by_output("--statistic", options.statistic, str),
+    }
+    shared = {
+        "runtime": options.runtime,
+        "where": by_output("--where", options.where, str),
+        "passthrough": model.passthrough or (),
+    }
+    return criteria, shared
+
+
+def _metric(options: VerifyOptions, model: OptionalModelOptions) -> dict[str, Any]:
+    """The arguments of verify() for a metric."""
+    from nnorm_export.cli.metrics import metric_arguments, require_real_inputs
+
+    require_real_inputs(options.metric, options.data, model.input_specs)
+    return metric_arguments(options.metric, options.data, _thresholds(options), least="--at-least")
+
+
+def _thresholds(options: VerifyOptions) -> dict[str, Any]:
+    return {
+        "at_least": options.at_least,
+        "within": options.within,
+        "lower_is_better": options.lower_is_better,
+        "confident": options.confident,
+    }
 
 
 def _tolerances(options: VerifyOptions) -> tuple[object, ...]:
@@ -240,8 +280,8 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
 
 def _replay(path: str, folder: str, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
     given = (model.model, model.input_specs, model.decoder, options.float16, options.probes)
-    fixed = (*given, options.record, options.sign_with, options.page)
-    if any(fixed) or any(given is not None for given in _tolerances(options)):
+    fixed = (*given, options.record, options.sign_with, options.page, options.metric, options.data)
+    if any(fixed) or any(_thresholds(options).values()) or any(given is not None for given in _tolerances(options)):
         raise NnormExportError(
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
         )

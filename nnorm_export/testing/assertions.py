@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nnorm_export.metrics.functions import Metric
 from nnorm_export.parity.layer_by_layer.advice import bisect_advice
 from nnorm_export.parity.reference.pytorch_model import Passthrough
 from nnorm_export.parity.verdict.criteria import PerOutput
@@ -32,17 +33,23 @@ def assert_parity(
     where: PerOutput[Mask] = None,
     ran_by: str | None = None,
     passthrough: Passthrough = (),
+    metric: Metric | None = None,
+    reference: Any = None,
+    at_least: float | str | None = None,
+    within: float | str | None = None,
+    lower_is_better: bool | None = None,
+    confident: bool = False,
 ) -> ParityReport:
     """:func:`nnorm_export.verify`, as an assertion.
 
     Args:
-        path, model, inputs, runtime, criterion, rtol, atol, statistic, where, passthrough: as for
-            :func:`nnorm_export.verify`.
+        path, model, inputs, runtime, criterion, rtol, atol, statistic, where, passthrough, metric, reference, at_least,
+            within, lower_is_better, confident: as for :func:`nnorm_export.verify`.
         ran_by: the required implementation of every normalization that is a node: ``kernel``, ``body``, ``plugin``.
 
     Raises:
-        AssertionError: the results differ, or a normalization was not run by ``ran_by``. The message has one line for
-            each output.
+        AssertionError: the results differ, the metric is too low, or a normalization was not run by ``ran_by``. The
+            message has one line for each output.
     """
     report = verify(
         path,
@@ -55,6 +62,12 @@ def assert_parity(
         statistic=statistic,
         where=where,
         passthrough=passthrough,
+        metric=metric,
+        reference=reference,
+        at_least=at_least,
+        within=within,
+        lower_is_better=lower_is_better,
+        confident=confident,
     )
     require(report, path, model, ran_by)
     return report
@@ -62,7 +75,9 @@ def assert_parity(
 
 def require(report: ParityReport, path: str | Path, model: nn.Module, ran_by: str | None) -> None:
     """Raises AssertionError if ``report`` failed, or a normalization was not run by ``ran_by``."""
-    if any(not output.compared for output in report.outputs):
+    if report.outputs_pass and not report:
+        raise AssertionError(f"{path} fails by the metric, {report.reason}\n{report}")
+    if not report.by_metric_alone and any(not output.compared for output in report.outputs):
         raise AssertionError(f"{path} is not shown to compute what {type(model).__name__} computes\n{report}")
     if not report:
         raise AssertionError(

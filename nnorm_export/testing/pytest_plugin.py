@@ -3,9 +3,10 @@
     def test_my_model(nnorm_parity):
         nnorm_parity("model.onnx", model, images)
 
-Errors are recorded as properties of the test, which ``--junit-xml`` writes. With ``--nnorm-baseline FILE`` a test also
-fails if an error is more than twice the error of the baseline, for the same version of the runtime. The tolerance alone
-would not show such a drift. ``--nnorm-update-baseline`` records the baseline.
+A metric of the user is an argument of it: ``nnorm_parity(…, metric="top1", reference=labels, within="0.3%")``. Errors
+and the metric are recorded as properties of the test, which ``--junit-xml`` writes. With ``--nnorm-baseline FILE`` a
+test also fails if an error is more than twice the error of the baseline, for the same version of the runtime. The
+tolerance alone would not show such a drift. ``--nnorm-update-baseline`` records the baseline.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ def nnorm_parity(
         for output in report.outputs:
             record_property(f"nnorm.{output.name}.max_abs_diff", output.max_abs_diff)
             record_property(f"nnorm.{output.name}.budget_share", output.budget_share)
+        if report.metric is not None:
+            for name in ("value", "reference", "difference"):
+                record_property(f"nnorm.metric.{report.metric.name}.{name}", getattr(report.metric, name))
         require(report, path, model, ran_by)
         _check_drift(request, f"{request.node.nodeid} #{calls}", report)
         return report

@@ -57,7 +57,7 @@ def test_help_imports_neither_pytorch_nor_onnx() -> None:
         ("nnorm-export veri", ["verify"]),
         ("nnorm-export verify m.onnx --prob", ["--probes"]),
         ("nnorm-export bisect m.onnx --runtime onnx", ["onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx"]),
-        ("nnorm-export verify m.onnx --criterion ", ["budget", "allclose"]),
+        ("nnorm-export verify m.onnx --criterion ", ["budget", "allclose", "metric"]),
         ("nnorm-export export --form p", ["portable", "primitives"]),
         ("nnorm-export export --target t", ["tract", "tensorrt", "tensorrt-8", "torchscript"]),
         ("nnorm-export export --method ", ["trace", "script"]),

@@ -78,10 +78,14 @@ def write_report(
     risks, no_risks = _or_reason(lambda: _risks(model, inputs, passthrough))
     step("write the report")
     described = None if is_url(path) or is_engine(path) else describe(path)
+    passed = bool(report) and (probes is None or bool(probes))
+    title, headline = _headline(report, passed=passed)
     text = template(_TEMPLATE).render(
         file=without_user(str(path)) if is_url(path) else Path(path).name,
         facts=_facts(report, described),
-        passed=bool(report) and (probes is None or bool(probes)),
+        passed=passed,
+        title=title,
+        headline=headline,
         verdict=_verdict(report, layers, probes),
         report=report,
         layers=layers,
@@ -136,8 +140,18 @@ def _risks(model: nn.Module, inputs: Any, passthrough: Passthrough) -> list[Half
     return float16_risks(model, inputs, passthrough=passthrough)
 
 
+def _headline(report: ParityReport, *, passed: bool) -> tuple[str, str]:
+    """Returns what the page's title and its first sentence say of the file."""
+    if report.metric is not None and report.outputs_pass and (report.by_metric_alone or not report.metric):
+        word = "passes" if report.metric else "fails"
+        return f"{word} by the metric", f"{word.capitalize()} by the metric {report.metric.name}"
+    return ("equal", "Equal to PyTorch") if passed else ("different", "Different from PyTorch")
+
+
 def _verdict(report: ParityReport, layers: Bisection | None, probes: ProbeReport | None) -> str:
     """Returns one sentence: the reason for the verdict."""
+    if report.outputs_pass and not report:
+        return report.reason
     if not report:
         if layers is not None and not layers:
             return layers.verdict
