@@ -97,6 +97,25 @@ def test_junit_has_the_errors(suite: Suite) -> None:
     assert 0 <= values["nnorm.output.budget_share"] < 1
 
 
+def test_a_metric_is_a_gate_and_in_junit(suite: Suite) -> None:
+    test = suite.path / "test_mine.py"
+    metric = 'reshape(4, 6), metric="top1", reference=[{labels}], within="1%", rtol=1, atol=1)'
+    with torch.no_grad():
+        right = build()(torch.linspace(-2, 3, 24).reshape(4, 6)).argmax(1).tolist()
+    wrong = [(label + 1) % 5 for label in right]
+    source = test.read_text()
+    for labels in (right, wrong):
+        test.write_text(source.replace("reshape(4, 6))", metric.format(labels=", ".join(map(str, labels)))))
+        suite.run("--junit-xml", "report.xml", outcome="1 passed")  # a wrong label is no loss against PyTorch
+        properties = ElementTree.parse(suite.path / "report.xml").iter("property")
+        values = {entry.get("name"): float(entry.get("value") or "nan") for entry in properties}
+        accuracy = float(labels is right)
+        assert (values["nnorm.metric.top1.value"], values["nnorm.metric.top1.reference"]) == (accuracy, accuracy)
+        assert values["nnorm.metric.top1.difference"] == 0
+    test.write_text(test.read_text().replace('within="1%"', "at_least=0.5"))
+    assert "m.onnx fails by the metric, top1 is 0, at least 0.5 is asked for" in suite.run(outcome="1 failed")
+
+
 def plant_an_error(path: Path, error: float) -> None:
     """Add ``error`` to the bias of the normalization, and so to every element of the output."""
     model = onnx.load(path)
