@@ -4,7 +4,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from nnorm_export.cli import panels
-from nnorm_export.cli.options import ExternalData, Inputs, KeepIoTypes, NoVerify, output_option
+from nnorm_export.cli.options import (
+    ExternalData,
+    Inputs,
+    KeepIoTypes,
+    LowerIsBetter,
+    Metric,
+    MetricData,
+    NoVerify,
+    Within,
+    output_option,
+)
 from nnorm_export.names import OTHER_BACKENDS
 
 
@@ -127,6 +137,16 @@ class QuantizeOptions:
             "output.",
         ),
     ] = 0.0
+    metric: Metric = None
+    data: MetricData = None
+    within: Within = None
+    min_metric: Annotated[
+        str | None,
+        panels.metric(
+            "--min-metric X", "The worst value of the int8 file: the least or, if lower is better, the greatest."
+        ),
+    ] = None
+    lower_is_better: LowerIsBetter = False
 
 
 @dataclass

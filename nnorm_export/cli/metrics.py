@@ -73,13 +73,13 @@ def _texts(path: Path) -> list[str]:
         ) from error
 
 
-def require_real_inputs(metric: str | None, data: str | None, specs: list[str] | None) -> None:
+def require_real_inputs(metric: str | None, data: str | None, specs: list[str] | None, option: str = "--input") -> None:
     """Raises a NnormExportError if a metric with labels would be computed of random inputs."""
     if metric is None or data is None or is_loader(data):
         return
     if random := [spec for spec in specs or () if ".np" not in spec.lower()] or ([] if specs else ["none"]):
-        given = "there is no --input" if random == ["none"] else f"--input {random[0]} is random"
+        given = f"there is no {option}" if random == ["none"] else f"{option} {random[0]} is random"
         raise NnormExportError(
-            f"--metric {metric} needs the inputs that the labels of --data {data} are of, and {given}; give --input "
-            "data.npz"
+            f"--metric {metric} needs the inputs that the labels of --data {data} are of, and {given}; give "
+            f"{option} data.npz"
         )

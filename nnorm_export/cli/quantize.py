@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnorm_export.cli.file_options import QuantizeOptions
 from nnorm_export.cli.options import ReferenceOptions
-from nnorm_export.cli.output import Essential, Output, implementations_text, print_facts, print_table, size_text
+from nnorm_export.cli.output import (
+    Essential,
+    Output,
+    implementations_text,
+    print_facts,
+    print_metric,
+    print_table,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from nnorm_export.cli.source import Source
@@ -38,6 +46,8 @@ def quantize(
     error of 1 %, 20 dB of 10 %. Below --min-agreement or --min-sqnr no file
     is written and the exit code is 1. Then --rank shows which layers cost
     most, --by-layer where the error grows, and --keep lets layers stay float.
+    --metric, top1 for example, is compared on the same data, whose labels are
+    --data: no file is written below --min-metric or beyond --within.
 
     Examples:
 
@@ -45,6 +55,9 @@ def quantize(
 
       nnorm-export quantize net.onnx --calibrate images:train.npy \\
         --test images:test.npy --method entropy --min-agreement 0.99
+
+      nnorm-export quantize net.onnx --calibrate data.npz \\
+        --test test.npz --metric top1 --data test.npz:y --within 0.5%
 
       nnorm-export quantize net.onnx --calibrate data.npz --rank --by-layer
 
@@ -63,6 +76,7 @@ def quantize(
         calibration, notices = read_inputs_of_file(options.calibrate, dtypes, "--calibrate")
         test, more = read_inputs_of_file(options.test, dtypes, "--test") if options.test else (None, [])
         source = _source(model) if model.model else None
+        metric = _metric(options)
     notices = [*(source.notices if source else ()), *notices, *more, *_random(options)]
     output.notices(notices)
     with output.progressing(f"Quantizing {path}") as progress:
@@ -89,6 +103,7 @@ def quantize(
             external_data=options.external_data,
             keep_io_types=options.keep_io_types,
             progress=progress,
+            **metric,
         )
     output.notices(report.notices)
     as_json = report.to_json() | {"files": describe(destination).files, "notices": [*notices, *report.notices]}
@@ -99,6 +114,19 @@ def _source(model: ReferenceOptions) -> Source:
     from nnorm_export.cli.source import load_source  # needs PyTorch
 
     return load_source(model)
+
+
+def _metric(options: QuantizeOptions) -> dict[str, Any]:
+    from nnorm_export.cli.metrics import metric_arguments, require_real_inputs
+
+    specs, option = (options.test, "--test") if options.test else (options.calibrate, "--calibrate")
+    require_real_inputs(options.metric, options.data, specs, option)
+    thresholds = {
+        "min_metric": options.min_metric,
+        "within": options.within,
+        "lower_is_better": options.lower_is_better,
+    }
+    return metric_arguments(options.metric, options.data, thresholds, least="--min-metric")
 
 
 def _random(options: QuantizeOptions) -> list[str]:
@@ -138,6 +166,8 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
         for each in report.outputs
     ]
     print_table(("output", "SQNR", "top-1", "rows"), rows, numbers=True, apart=True)
+    if report.metric is not None:
+        print_metric(report.metric)
     print_facts([("compared with", f"{report.reference} on the {report.compared} data")])
 
 

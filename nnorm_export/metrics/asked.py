@@ -20,8 +20,13 @@ def gate_of(
     lower_is_better: bool | None = None,
     confident: bool = False,
     criterion: str | None = None,
+    least: str = "at_least",
 ) -> Gate | None:
     """The gate of these arguments, :meth:`.Gate.of`; None without a metric.
+
+    Args:
+        criterion: of a comparison; ``metric`` lets the metric alone decide.
+        least: what the caller calls ``at_least``.
 
     Raises:
         InputError: as :meth:`.Gate.of`; or an argument needs a metric and there is none; or the metric alone should
@@ -30,7 +35,7 @@ def gate_of(
     if metric is None:
         given = {
             "reference": reference,
-            "at_least": at_least,
+            least: at_least,
             "within": within,
             "lower_is_better": lower_is_better,
             "confident": confident or None,
@@ -43,5 +48,11 @@ def gate_of(
     if criterion == METRIC and at_least is None and within is None:
         raise InputError("the criterion metric needs a threshold: at_least, or within, the greatest loss")
     return Gate.of(
-        metric, reference, at_least=at_least, within=within, lower_is_better=lower_is_better, confident=confident
+        metric,
+        reference,
+        at_least=at_least,
+        within=within,
+        lower_is_better=lower_is_better,
+        confident=confident,
+        least=least,
     )

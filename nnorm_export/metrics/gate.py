@@ -143,6 +143,7 @@ class Gate:
         within: float | str | None = None,
         lower_is_better: bool | None = None,
         confident: bool = False,
+        least: str = "at_least",
     ) -> Gate:
         """The gate that a user asks for.
 
@@ -161,6 +162,7 @@ class Gate:
             lower_is_better: of a function; False by default. Built-in metrics know it.
             confident: the file fails if the 95 % interval of the loss reaches beyond ``within``. By default the
                 measured loss decides, and a note says that the samples are too few.
+            least: what messages call ``at_least``.
 
         Raises:
             InputError: the metric is unknown, there are no labels, or a threshold is not a number.
@@ -181,7 +183,7 @@ class Gate:
             name,
             labels=labels,
             batches=None if labels is not None else Batches.of(reference),
-            at_least=bound(at_least, name, is_share=is_share),
+            at_least=bound(at_least, name, is_share=is_share, called=least),
             within=loss_allowed(within, name, is_share=is_share),
             lower_is_better=found.lower_is_better if isinstance(found, Builtin) else bool(lower_is_better),
             confident=confident,

@@ -30,12 +30,12 @@ def loss_allowed(within: Any, metric: str, *, is_share: bool | None) -> float | 
     return number
 
 
-def bound(at_least: Any, metric: str, *, is_share: bool | None) -> float | None:
-    """``at_least`` as a number; a percentage as for :func:`loss_allowed`."""
-    number = _number(at_least, "at_least", "0.9, or '90%' of a metric that is a share")
+def bound(at_least: Any, metric: str, *, is_share: bool | None, called: str = "at_least") -> float | None:
+    """``at_least``, which messages call ``called``, as a number; a percentage as for :func:`loss_allowed`."""
+    number = _number(at_least, called, "0.9, or '90%' of a metric that is a share")
     if is_percentage(at_least) and is_share is False:
         raise InputError(
-            f"at_least is {at_least!r}, and {metric} is not a share, from 0 to 1; give a number in the unit of the "
+            f"{called} is {at_least!r}, and {metric} is not a share, from 0 to 1; give a number in the unit of the "
             "metric"
         )
     return number

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ParityError
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.staging import check_output, save, staged, writing
 from nnorm_export.files.tensors import inputs_of
+from nnorm_export.metrics.asked import gate_of
+from nnorm_export.metrics.functions import Metric
+from nnorm_export.metrics.gate import MetricReport
 from nnorm_export.names import listed
 from nnorm_export.quantizing.accuracy import OutputAccuracy, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
 from nnorm_export.quantizing.calibration import Progress, no_progress
 from nnorm_export.quantizing.calibration_data import Data, batches_of
+from nnorm_export.quantizing.judging import judged, original_of
 from nnorm_export.quantizing.layers import layers_of, with_norms
 from nnorm_export.quantizing.measure import Calibrated, measure
 from nnorm_export.quantizing.qdq import PRODUCTS, Settings
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nnorm_export.parity.reference.pytorch_model import Passthrough
+
+_Judge: TypeAlias = Callable[[Runner, Sequence[Sequence[Array]]], MetricReport | None]
 
 _FEW_SAMPLES = 32
 _RANKED_BATCHES = 4
@@ -61,6 +68,11 @@ def quantize(
     external_data: bool | None = None,
     keep_io_types: bool = False,
     progress: Progress | None = None,
+    metric: Metric | None = None,
+    reference: Any = None,
+    min_metric: float | str | None = None,
+    within: float | str | None = None,
+    lower_is_better: bool | None = None,
 ) -> QuantizeReport:
     """Writes a version of a file whose convolutions, matrix products and frozen norms compute in 8-bit integers.
 
@@ -116,17 +128,26 @@ def quantize(
         keep_io_types: changes nothing, because an int8 file has the float32 inputs and outputs of ``path``. It is there
             for scripts that give it for files of every dtype.
         progress: called with what is done at present, and the part of it that is done.
+        metric, reference, within, lower_is_better: as for :meth:`nnorm_export.metrics.gate.Gate.of`. The metric is that
+            of the int8 file, and of the outputs that it is compared with, on the same data, whose labels are
+            ``reference``; or over the loader ``reference``.
+        min_metric: the worst value of the int8 file: the least or, of a metric that is better when lower, the greatest.
 
     Raises:
         ModelFileError: ``path`` is not an ONNX file, is not float32, is quantized already or optimized for one machine,
             or has nothing that can be quantized.
-        InputError: the data do not fit the file, a name in ``keep`` is unknown, or no output depends on the data.
-        ParityError: an output is below ``min_agreement`` or ``min_sqnr``.
+        InputError: the data do not fit the file, a name in ``keep`` is unknown, no output depends on the data, or the
+            labels do not fit the data.
+        ParityError: an output is below ``min_agreement`` or ``min_sqnr``, or the metric is below ``min_metric`` or
+            loses more than ``within``.
         RuntimeMissingError: ONNX Runtime is not installed.
         ExportError: an option is unknown, the target does not take it, or ``output`` cannot be written.
         After an error ``output`` is unchanged.
     """
     check_options(weights, method, percentile, batch_size, min_agreement)
+    gate = gate_of(
+        metric, reference, at_least=min_metric, within=within, lower_is_better=lower_is_better, least="min_metric"
+    )
     scheme = scheme_of(target)
     form, activation = chosen(scheme, "form", form), chosen(scheme, "activation", activation)
     reduced = scheme.reduce_range if reduce_range is None else reduce_range
@@ -152,16 +173,24 @@ def quantize(
     feeds = batches_of(calibration, infos, batch_size, "calibration")
     tests = feeds if test is None else batches_of(test, infos, batch_size, "test")
     data = "calibration" if test is None else "test"
-    reference = reference_of(source, data, tests, model, passthrough)  # first: ONNX Runtime refuses a damaged file
+    expected = reference_of(source, data, tests, model, passthrough)  # first: ONNX Runtime refuses a damaged file
     if min_sqnr is not None:
-        refuse_constant(reference)
+        refuse_constant(expected)
+
+    def judge(runner: Runner, actual: Sequence[Sequence[Array]]) -> MetricReport | None:
+        if gate is None:
+            return None
+        return judged(gate, runner, actual, expected, original_of(source, model, passthrough))
+
     with tempfile.TemporaryDirectory() as folder:
         calibrated = measure(request, feeds, Path(folder))
-        return _write(calibrated, reference, rank=rank, by_layer=by_layer)
+        return _write(calibrated, expected, judge, rank=rank, by_layer=by_layer)
 
 
-def _write(calibrated: Calibrated, reference: Reference, *, rank: bool, by_layer: bool) -> QuantizeReport:
-    """Writes the file if its outputs are near those of ``reference``."""
+def _write(
+    calibrated: Calibrated, reference: Reference, judge: _Judge, *, rank: bool, by_layer: bool
+) -> QuantizeReport:
+    """Writes the file if its outputs are near those of ``reference``, and ``judge`` finds that its metric passes."""
     request, graph = calibrated.request, calibrated.graph
     settings, config = request.settings, request.scheme.session_config
     request.progress("quantizing", 0.0)
@@ -170,9 +199,10 @@ def _write(calibrated: Calibrated, reference: Reference, *, rank: bool, by_layer
         with writing(request.output):
             save(model, staging, request.external_data)
         runner = load(staging, "onnxruntime", session_config=config)
-        outputs = reference.compare(runner, request.progress)
+        actual = reference.run(runner, request.progress)
+        outputs, metric = reference.accuracy(runner, actual), judge(runner, actual)
         gains = _rank(calibrated, reference, runner) if rank else {}
-        _refuse_shortfalls(request, outputs, gains)
+        _refuse_shortfalls(request, outputs, metric, gains)
         ratios = sqnr_by_layer(graph.path, staging, graph.outputs, reference.feeds[0], config) if by_layer else {}
         return QuantizeReport(
             path=request.output,
@@ -189,6 +219,7 @@ def _write(calibrated: Calibrated, reference: Reference, *, rank: bool, by_layer
             outputs=outputs,
             implementations=runner.implementations,
             notices=_notices(request, calibrated.samples, staging),
+            metric=metric,
         )
 
 
@@ -211,12 +242,15 @@ def _rank(calibrated: Calibrated, reference: Reference, runner: Runner) -> dict[
     return gains
 
 
-def _refuse_shortfalls(request: Request, outputs: Sequence[OutputAccuracy], gains: dict[str, float]) -> None:
+def _refuse_shortfalls(
+    request: Request, outputs: Sequence[OutputAccuracy], metric: MetricReport | None, gains: dict[str, float]
+) -> None:
     if request.min_agreement is not None and all(output.top1_agreement is None for output in outputs):
         raise InputError(
             "min_agreement: no output is a matrix of scores, whose greatest entries could agree; set min_sqnr instead"
         )
-    if wrong := shortfalls(outputs, request.min_agreement, request.min_sqnr):
+    of_metric = [] if metric is None or metric else [metric.reason]
+    if wrong := [*shortfalls(outputs, request.min_agreement, request.min_sqnr), *of_metric]:
         raise ParityError(f"{request.output} was not written: {'; '.join(wrong)}", _advice(request.method, gains))
 
 
@@ -227,7 +261,8 @@ def _advice(method: str, gains: dict[str, float]) -> str:
     keep = f"of which {kept} gain most" if kept else "which rank=True (--rank) puts in order"
     return (
         f"Calibrate on more samples or by another method ({other} for example), or let layers stay float (keep, "
-        f"--keep), {keep}. Lower thresholds (--min-agreement, --min-sqnr) write the file nevertheless"
+        f"--keep), {keep}. Lower thresholds (--min-agreement, --min-sqnr, --min-metric, --within) write the file "
+        "nevertheless"
     )
 
 

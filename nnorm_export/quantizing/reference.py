@@ -41,16 +41,24 @@ class Reference:
     def first(self, batches: int) -> Reference:
         return replace(self, feeds=self.feeds[:batches], expected=self.expected[:batches])
 
-    def compare(self, runner: Runner, progress: Progress = no_progress) -> list[OutputAccuracy]:
-        """Compares the outputs of ``runner``.
+    def compare(self, runner: Runner) -> list[OutputAccuracy]:
+        """Compares the outputs of ``runner``; see :meth:`accuracy`."""
+        return self.accuracy(runner, self.run(runner))
 
-        Raises:
-            InputError: no output has the shape that is expected.
-        """
+    def run(self, runner: Runner, progress: Progress = no_progress) -> list[list[Array]]:
+        """The outputs of ``runner``, batch by batch."""
         actual = []
         for done, feed in enumerate(self.feeds):
             progress("comparing", done / len(self.feeds))
             actual.append(runner(**feed))
+        return actual
+
+    def accuracy(self, runner: Runner, actual: Sequence[Sequence[Array]]) -> list[OutputAccuracy]:
+        """Compares ``actual``, what :meth:`run` returned for ``runner``.
+
+        Raises:
+            InputError: no output has the shape that is expected.
+        """
         outputs = accuracy_of(runner.outputs, actual, self.expected)
         if not any(output.compared for output in outputs):
             raise InputError(

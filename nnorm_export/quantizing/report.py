@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nnorm_export.metrics.gate import MetricReport
 from nnorm_export.names import DOMAIN
 from nnorm_export.quantizing.accuracy import OutputAccuracy
 from nnorm_export.quantizing.activations import JOINED
@@ -57,6 +58,7 @@ class QuantizeReport(Report):
         outputs: the outputs, compared.
         implementations: node name -> ``kernel`` or ``body``, for every normalization that is a node.
         notices: sentences that a user should read besides the numbers.
+        metric: the metric of the user on the same data, or over a loader; None without one.
     """
 
     path: Path
@@ -73,13 +75,14 @@ class QuantizeReport(Report):
     outputs: list[OutputAccuracy]
     implementations: dict[str, str]
     notices: list[str]
+    metric: MetricReport | None = None
 
     @property
     def quantized(self) -> list[QuantizedLayer]:
         return [layer for layer in self.layers if not layer.kept]
 
     def __str__(self) -> str:
-        outputs = "; ".join(map(str, self.outputs))
+        outputs = "; ".join(map(str, (*self.outputs, *([] if self.metric is None else [self.metric]))))
         return (
             f"{self.path}: {len(self.quantized)} of {len(self.layers)} layers in int8, calibrated on {self.samples} "
             f"samples; against {self.reference} on the {self.compared} data: {outputs}"
