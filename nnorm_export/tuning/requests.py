@@ -16,7 +16,7 @@ from nnorm_export.tuning.open_loop import Request, together
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 _HALVES = ("float16", "bfloat16")
-_RUNS, _SECONDS = 5, 0.1  # of a batch: at least so many runs, and more until this time is over,
+_RUNS, _SECONDS = 5, 0.05  # of a batch: at least so many runs, and more until this time is over,
 _MOST_SECONDS = 1.0  # but not more runs after this time
 
 

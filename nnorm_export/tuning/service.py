@@ -246,4 +246,4 @@ class _Search:
 
 def _p99(run: Answers) -> float:
     """In seconds: the least latency that 99 % of the requests do not exceed."""
-    return float(np.percentile(run.latencies, 99, method="higher"))
+    return float(np.percentile(run.latencies, 99, method="inverted_cdf"))

@@ -45,11 +45,10 @@ class ServiceTarget(Report):
             rate = float(qps)
         except ValueError:
             raise NnormExportError(f"qps is {qps!r}; give the requests of a second, as 200") from None
-        found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-zµ]*)\s*", p99, re.IGNORECASE)
-        try:
-            return cls(rate, float(found[1]) * _UNITS[found[2].lower()] if found else float("nan"))
-        except (KeyError, ValueError):
-            raise NnormExportError(f"p99 is {p99!r}; give a time, as 20ms or 0.02s") from None
+        found = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-zµ]*)\s*", p99, re.IGNORECASE)
+        if found is None or found[2].lower() not in _UNITS:
+            raise NnormExportError(f"p99 is {p99!r}; give a time, as 20ms or 0.02s")
+        return cls(rate, float(found[1]) * _UNITS[found[2].lower()])
 
     def __str__(self) -> str:
         return f"{self.qps:g} requests per second with a p99 of {self.p99_ms:g} ms"

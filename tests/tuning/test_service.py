@@ -1,0 +1,410 @@
+"""The cheapest configuration for a rate and a p99: what is chosen, what is refused and why, and how latencies count.
+
+The models sleep, so that the expected choice follows by hand: a batch of n takes 2 + n/2 ms, and so an instance answers
+400, 667, 1000 or 1333 requests per second in batches of 1, 2, 4 or 8. A sleep is never too short, and so a capacity is
+never too great; each test leaves room for longer sleeps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.files.tensors import TensorInfo
+from nnorm_export.runtimes import Runner
+from nnorm_export.tuning.open_loop import Answers, poisson_arrivals, run_open_loop
+from nnorm_export.tuning.requests import batch_sizes, measure_batches, requests_of
+from nnorm_export.tuning.service import (
+    ServiceConfig,
+    ServicePlan,
+    ServiceTarget,
+    ServiceTrial,
+    candidates,
+    plan_service,
+)
+
+F = np.dtype(np.float32)
+FEED = {"x": np.arange(21, dtype=F).reshape(7, 3)}
+ROWS = [{"x": FEED["x"][[row]]} for row in range(7)]
+
+
+class Sleeping(Runner):
+    """y = 2·x after a sleep."""
+
+    runtime = "sleep"
+
+    def __init__(self, fixed: float = 0.002, each: float = 0.0005, axes: tuple[int | str, str] = ("n", "n")) -> None:
+        self.inputs, self.outputs = [TensorInfo("x", F, (axes[0], 3))], [TensorInfo("y", F, (axes[1], 3))]
+        self._fixed, self._each = fixed, each
+        self.batches: list[list[float]] = []
+
+    @property
+    def implementations(self) -> dict[str, str]:
+        return {}
+
+    def _run(self, feed: dict[str, Array]) -> list[Array]:
+        self.batches.append(feed["x"][:, 0].tolist())
+        time.sleep(self._fixed + self._each * len(feed["x"]))
+        return [self._of(feed["x"])]
+
+    def _of(self, x: Array) -> Array:
+        return 2 * x
+
+
+class Summing(Sleeping):
+    def _of(self, x: Array) -> Array:
+        return np.cumsum(x, axis=0)
+
+
+class AtMostOneRow(Sleeping):
+    def _of(self, x: Array) -> Array:
+        if len(x) > 1:
+            raise RuntimeError("one row, please")
+        return x
+
+
+def planned(open_runner: Callable[[int], Runner], qps: float, p99: float, **options: Any) -> ServicePlan:
+    return plan_service(open_runner, FEED, ServiceTarget(qps, p99), **{"cores": 2, "seconds": 0.2, **options})
+
+
+# --- the choice ---
+
+
+@pytest.mark.slow
+@pytest.mark.core
+def test_the_smallest_batch_with_enough_capacity_is_chosen() -> None:
+    plan = planned(lambda threads: Sleeping(), 700, 400)
+    assert plan.chosen is not None, plan
+    assert plan.chosen.config == ServiceConfig(instances=1, threads=1, max_batch=4, max_delay_us=0)
+    assert [trial.config.max_batch for trial in plan.trials] == [1, 2, 2, 4]
+    assert all("requests per second at most" in trial.reason for trial in plan.trials[:-1])
+    assert all(trial.requests == 0 and trial.p99_ms is None for trial in plan.trials[:-1]), "they need no run"
+    assert plan.chosen.requests == 2 * 140, "a second run confirms it"
+    assert 2.5 < plan.chosen.p50_ms < plan.chosen.p99_ms <= 400
+    assert (plan.untried, plan.possible_qps, plan.not_combined) == (0, None, "")
+    assert "batches of up to 4, delay 0 µs" in str(plan)
+    assert "3 cheaper configurations did not meet it" in str(plan)
+
+
+@pytest.mark.slow
+@pytest.mark.core
+def test_threads_or_instances_are_added_where_one_core_is_too_slow() -> None:
+    faster_with_threads = planned(lambda threads: Sleeping(0.008 / threads, 0), 160, 400, batches=False)
+    assert faster_with_threads.chosen is not None, faster_with_threads
+    assert faster_with_threads.chosen.config == ServiceConfig(1, 2, 1, 0)
+    no_faster = planned(lambda threads: Sleeping(0.008, 0), 160, 400, batches=False)
+    assert no_faster.chosen is not None, no_faster
+    assert no_faster.chosen.config == ServiceConfig(2, 1, 1, 0)
+    assert no_faster.notes[0] == "requests are not combined: batches were not asked for"
+
+
+def test_an_instance_has_a_runner_of_its_own() -> None:
+    opened: list[int] = []
+
+    def open_runner(threads: int) -> Runner:
+        opened.append(threads)
+        return Sleeping(0.008, 0)
+
+    assert planned(open_runner, 160, 400, batches=False).chosen is not None
+    assert opened == [1, 2, 1, 1]  # the first is closed for the one of two threads
+
+
+def test_dependent_rows_are_not_combined() -> None:
+    plan = planned(lambda threads: Summing(), 500, 400)
+    assert plan.chosen is not None, plan
+    assert plan.chosen.config == ServiceConfig(instances=2, threads=1, max_batch=1, max_delay_us=0)
+    assert plan.not_combined == "y of a row depends on the other rows"
+    assert "requests are not combined: y of a row depends on the other rows" in str(plan)
+
+
+# --- no choice ---
+
+
+def test_a_request_that_takes_too_long_alone_is_refused_without_a_run() -> None:
+    plan = planned(lambda threads: Sleeping(0.03, 0), 10, 20)
+    assert plan.chosen is None
+    assert all(trial.reason.startswith("a request alone takes 3") for trial in plan.trials)
+    assert all("more than the target" in trial.reason and trial.requests == 0 for trial in plan.trials)
+    assert plan.possible_qps is None
+    assert str(plan).startswith("no configuration answers 10 requests per second with a p99 of 20 ms (")
+    assert "the nearest: 1 instance of 1 thread, no batches: a request alone takes" in str(plan)
+
+
+def test_a_rate_that_is_too_high_tells_a_rate_that_is_possible() -> None:
+    plan = planned(lambda threads: Sleeping(0.004, 0), 5000, 400, batches=False)
+    assert plan.chosen is None
+    assert plan.nearest is not None
+    assert plan.nearest.config == ServiceConfig(2, 1, 1, 0)
+    assert "requests per second at most" in plan.nearest.reason
+    assert plan.possible_qps is not None
+    assert 50 < plan.possible_qps <= 450
+    assert f"it answers {plan.possible_qps:g} requests per second within 400 ms" in str(plan)
+
+
+def with_answers(monkeypatch: pytest.MonkeyPatch, *runs: Answers) -> ServicePlan:
+    """The plan for one configuration whose runs, one after another, measure ``runs``; the last one again and again."""
+    given = list(runs)
+    monkeypatch.setattr(
+        "nnorm_export.tuning.service.run_open_loop", lambda *_, **__: given.pop(0) if len(given) > 1 else given[0]
+    )
+    return planned(lambda threads: Sleeping(0.001, 0), 100, 50, batches=False, cores=1)
+
+
+def answered(*milliseconds: float, late: float = 0.0, stopped: bool = False) -> Answers:
+    latencies = np.array(milliseconds) / 1e3
+    return Answers(latencies, np.full(len(latencies), late / 1e3), 2.0, stopped)
+
+
+def test_a_run_that_misses_the_p99_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = with_answers(monkeypatch, answered(*[10] * 99, 60))
+    assert met.chosen is not None, "1 % of the requests may be late"
+    assert [met.chosen.p50_ms, met.chosen.p99_ms, met.chosen.achieved_qps] == pytest.approx([10, 10, 50])
+    plan = with_answers(monkeypatch, answered(*[10] * 98, 60, 60))
+    assert plan.chosen is None
+    (trial,) = plan.trials
+    assert (trial.reason, trial.requests, trial.seconds, trial.stopped) == ("the p99 is 60 ms", 100, 2.0, False)
+    assert "1 instance of 1 thread, no batches: p50 10.0 ms, p99 60.0 ms: the p99 is 60 ms" in str(plan)
+    stopped = with_answers(monkeypatch, answered(10, 60, stopped=True))
+    reason = "more than 10% of the requests took longer, and the run was stopped"
+    assert (stopped.trials[0].reason, stopped.trials[0].stopped) == (reason, True)
+
+
+def test_a_second_run_confirms_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = with_answers(monkeypatch, answered(10, 20), answered(10, 60))
+    assert plan.chosen is None
+    (trial,) = plan.trials
+    assert (trial.reason, trial.p99_ms, trial.requests) == ("in a second run, the p99 is 60 ms", 60, 4)
+
+
+def test_a_load_that_was_sent_late_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_answers(monkeypatch, answered(10, 20, late=2.4)).chosen is not None
+    plan = with_answers(monkeypatch, answered(10, 20, late=2.6))
+    assert plan.chosen is None
+    text = "the load was sent late (the p99 of the lateness is 2.6 ms, above 5% of the target); end other programs on"
+    assert plan.trials[0].reason.startswith(text)
+    assert text in str(plan)
+
+
+def test_the_nearest_run_has_the_least_p99() -> None:
+    config = ServiceConfig(1, 1, 1, 0)
+
+    def trial(p99: float | None, *, stopped: bool = False, capacity: float = 1.0) -> ServiceTrial:
+        return ServiceTrial(config, 1, 1.0, p99, p99, 1.0, capacity, stopped, False, "it is slow")
+
+    refused = [trial(None, capacity=9), trial(None, capacity=99)]
+    for trials, index in (
+        (refused, 1),
+        ([*refused, trial(40), trial(30)], 3),
+        ([*refused, trial(30, stopped=True), trial(40)], 3),
+    ):
+        assert ServicePlan(ServiceTarget(9, 20), None, trials, "a processor", 4).nearest is trials[index]
+
+
+def test_the_time_limit_says_what_was_not_tried() -> None:
+    plan = planned(lambda threads: Sleeping(), 100, 400, deadline=time.monotonic())
+    assert (plan.chosen, plan.trials, plan.untried) == (None, [], 3 * 11)
+    assert "the time limit left 33 configurations untried; give more time" in str(plan)
+    assert plan.nearest is None
+
+
+def test_few_requests_are_said() -> None:
+    plan = planned(lambda threads: Sleeping(0.001, 0), 20, 400, batches=False)
+    assert "a run has 4 requests, and a p99 needs 500: at this rate runs of 25 seconds (seconds=)" in plan.notes
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(NnormExportError, match="cores is 0; give 1 or more"):
+        planned(lambda threads: Sleeping(), 1, 1, cores=0)
+    with pytest.raises(NnormExportError, match="seconds is nan; give the length of a run, greater than 0"):
+        planned(lambda threads: Sleeping(), 1, 1, seconds=float("nan"))
+
+
+# --- the order of the configurations ---
+
+
+def test_the_order_is_that_of_the_cost() -> None:
+    found = [(each.instances, each.threads, each.max_batch, each.max_delay_us) for each in candidates(2, [1, 3], 50)]
+    options = [(1, 0), (3, 0), (3, 50)]
+    assert found == [(*split, *option) for split in ((1, 1), (1, 2), (2, 1)) for option in options]
+    costs = [each.cores for each in candidates(12, [1, 2], 1)]
+    assert costs == sorted(costs)
+    assert len(set(candidates(12, [1], 1))) == len(list(candidates(12, [1], 1))) == 35  # the divisors of 1 to 12
+
+
+@pytest.mark.parametrize(
+    ("greatest", "sizes"),
+    [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (32, [1, 2, 4, 8, 16, 32]), (99, [1, 2, 4, 8, 16, 32])],
+)
+def test_the_sizes_end_at_the_greatest_batch(greatest: int, sizes: list[int]) -> None:
+    assert batch_sizes(greatest) == sizes
+
+
+# --- the load ---
+
+
+def test_arrivals_are_those_of_a_seed_and_a_rate() -> None:
+    first = poisson_arrivals(200, 1000, 0)
+    assert first == poisson_arrivals(200, 1000, 0) != poisson_arrivals(200, 1000, 1)
+    assert first == sorted(first)
+    assert 0 <= first[0] < first[-1] <= 5
+    gaps = np.diff(first)
+    assert 0.8 < gaps.std() / gaps.mean() < 1.2, "a Poisson process has gaps of an exponential distribution"
+    assert len(poisson_arrivals(1, 1, 0)) == 1
+
+
+def test_latency_counts_from_the_planned_arrival() -> None:
+    class Stalled(Sleeping):
+        def _run(self, feed: dict[str, Array]) -> list[Array]:
+            time.sleep(0.2 if not self.batches else 0)
+            return super()._run(feed)
+
+    arrivals = [0.01 * number for number in range(11)]
+    answers = run_open_loop([Stalled(0.0, 0.0)], ROWS, arrivals)
+    # A client that waits for each answer would have sent one request into the stall, and found ten fast answers.
+    for arrival, latency in zip(arrivals, answers.latencies, strict=True):
+        assert latency >= 0.2 - arrival
+    assert len(answers.lateness) == 11
+    assert (answers.lateness >= 0).all()
+    assert answers.seconds >= 0.2
+
+
+def test_waiting_requests_become_batches_in_order() -> None:
+    runner = Sleeping(0.03, 0)
+    run_open_loop([runner], ROWS, [0.0] * 9, max_batch=4)
+    assert all(len(batch) <= 4 for batch in runner.batches)
+    assert max(map(len, runner.batches)) == 4
+    assert [row for batch in runner.batches for row in batch] == [0, 3, 6, 9, 12, 15, 18, 0, 3]  # the rows in turn
+
+
+def test_an_idle_instance_waits_for_more_requests() -> None:
+    eager, patient = Sleeping(0.0, 0.0), Sleeping(0.0, 0.0)
+    arrivals = [0.0, 0.02, 0.04]
+    run_open_loop([eager], ROWS, arrivals, max_batch=3)
+    run_open_loop([patient], ROWS, arrivals, max_batch=3, max_delay_us=2_000_000)
+    assert list(map(len, eager.batches)) == [1, 1, 1]
+    assert list(map(len, patient.batches)) == [3]
+    alone = Sleeping(0.0, 0.0)
+    answers = run_open_loop([alone], ROWS, [0.0], max_batch=3, max_delay_us=50_000)
+    assert 0.05 <= answers.latencies[0] < 1
+
+
+def test_instances_share_the_requests() -> None:
+    runners = [Sleeping(0.05, 0), Sleeping(0.05, 0)]
+    run_open_loop(runners, ROWS, [0.0] * 6)
+    assert sum(len(runner.batches) for runner in runners) == 6
+    assert all(runner.batches for runner in runners)
+
+
+def test_a_run_that_cannot_meet_the_target_is_stopped() -> None:
+    answers = run_open_loop([Sleeping(0.05, 0)], ROWS, poisson_arrivals(100, 300, 0), latest=0.1)
+    assert answers.stopped
+    assert answers.seconds < 2  # of three
+    assert np.percentile(answers.latencies, 99) > 0.1
+
+
+def test_the_last_requests_are_answered() -> None:
+    answers = run_open_loop([Sleeping(0.01, 0)], ROWS, [0.0] * 5)
+    assert isinstance(answers, Answers)
+    assert not answers.stopped
+    assert len(answers.latencies) == 5
+    assert answers.latencies[-1] >= 0.05
+
+
+def test_an_error_of_the_model_ends_the_run() -> None:
+    with pytest.raises(InputError, match="one row, please"):
+        run_open_loop([AtMostOneRow(0.02, 0)] * 2, ROWS, [0.0] * 50, max_batch=4)
+
+
+@pytest.mark.parametrize("missing", ["runners", "requests", "arrivals"])
+def test_a_load_of_nothing_is_refused(missing: str) -> None:
+    given: dict[str, Any] = {"runners": [Sleeping()], "requests": ROWS, "arrivals": [0.0], missing: []}
+    with pytest.raises(NnormExportError, match=f"a load needs {missing}, and has none"):
+        run_open_loop(**given)
+
+
+# --- what is sent ---
+
+
+def test_requests_are_rows() -> None:
+    found = requests_of(Sleeping(0, 0), FEED, batches=True, coarse=False)
+    assert [row["x"].tolist() for row in found.rows] == [[row] for row in FEED["x"].tolist()]
+    assert (found.greatest, found.reason) == (32, "")
+    assert found.batch(9)["x"][:, 0].tolist() == [0, 3, 6, 9, 12, 15, 18, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("runner", "feed", "reason", "rows"),
+    [
+        (Sleeping(0, 0, (7, 7)), FEED, "x: float32[7, 3] has no dynamic first axis", 7),
+        (Sleeping(0, 0, ("n", "m")), FEED, "the first axes are not the same", 7),
+        (Sleeping(0, 0), {"x": FEED["x"][:1]}, "whether rows are independent was not checked: fewer than two rows", 1),
+        (AtMostOneRow(0, 0), {"x": FEED["x"][:1]}, "not checked: fewer than two rows were given", 1),
+        (Summing(0, 0), FEED, "y of a row depends on the other rows", 1),
+    ],
+)
+def test_requests_that_are_not_combined(runner: Runner, feed: dict[str, Array], reason: str, rows: int) -> None:
+    found = requests_of(runner, feed, batches=True, coarse=False)
+    assert reason in found.reason
+    assert found.greatest == 1
+    assert len(found.rows[0]["x"]) == rows
+
+
+def test_inputs_without_rows_or_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(
+        InputError, match="the inputs have different numbers of rows, or none: x 0; give as many of each"
+    ):
+        requests_of(Sleeping(0, 0), {"x": FEED["x"][:0]}, batches=True, coarse=False)
+    with pytest.raises(InputError, match="input 'x' has shape"):
+        requests_of(Sleeping(0, 0), {"x": FEED["x"][:, :2]}, batches=True, coarse=False)
+
+
+def test_no_batch_above_the_longest_time_is_measured() -> None:
+    requests = requests_of(Sleeping(0, 0), FEED, batches=True, coarse=False)
+    times = measure_batches(Sleeping(0.0, 0.01), requests, [1, 2, 4, 8], longest=0.015)
+    assert list(times.seconds) == [1, 2]
+    assert 50 < times.capacity(1) <= 100
+    assert times.capacity(8) == times.capacity(1)
+
+
+# --- texts ---
+
+
+@pytest.mark.parametrize("text", ["20ms", "20", "0.02s", "20 ms", "20000us", "20000µs", "2e1MS"])
+def test_a_time_of_any_unit(text: str) -> None:
+    target = ServiceTarget.parse("200", text)
+    assert (target.qps, round(target.p99_ms, 9)) == (200, 20)
+
+
+@pytest.mark.parametrize(
+    ("qps", "p99", "message"),
+    [
+        ("many", "20ms", "qps is 'many'; give the requests of a second, as 200"),
+        ("0", "20ms", "qps is 0; give the requests of a second, as 200, greater than 0"),
+        ("-1", "20ms", "qps is -1; give"),
+        ("inf", "20ms", "qps is inf; give"),
+        ("nan", "20ms", "qps is nan; give"),
+        ("200", "", "p99 is ''; give a time, as 20ms or 0.02s"),
+        ("200", "20h", "p99 is '20h'; give a time"),
+        ("200", "1.2.3", "p99 is '1.2.3'; give a time"),
+        ("200", "0ms", "p99 is 0; give a time, as 20ms or 0.02s, greater than 0"),
+        ("200", "-1ms", "p99 is '-1ms'; give a time"),
+    ],
+)
+def test_texts_that_are_no_target(qps: str, p99: str, message: str) -> None:
+    with pytest.raises(NnormExportError, match=message):
+        ServiceTarget.parse(qps, p99)
+
+
+def test_the_json_has_the_names_of_the_settings() -> None:
+    config = ServiceConfig(2, 1, 8, 500)
+    trial = ServiceTrial(config, 10, 1.0, 1.0, 2.0, 9.0, 100.0, False, True, "")
+    plan = ServicePlan(ServiceTarget(9, 20), trial, [trial], "a processor", 4)
+    assert plan.to_json()["chosen"]["config"] == {"instances": 2, "threads": 1, "max_batch": 8, "max_delay_us": 500}
+    assert plan.to_json()["target"] == {"qps": 9, "p99_ms": 20}
+    assert config.cores == 2
