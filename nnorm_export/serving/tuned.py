@@ -1,0 +1,70 @@
+"""What a tuned file says to Triton: the arguments of write_repository() that its plan of a service has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from nnorm_export.errors import ExportError
+
+# Those of write_repository -> those of a plan. max_batch is apart: its 1 is Triton's 0.
+_OF_SERVICE = {"instances": "instances", "threads": "threads", "max_queue_delay_microseconds": "max_delay_us"}
+_SERVED = ("onnxruntime", "onnxruntime-cuda", "tensorrt")
+
+
+class Tuned(Protocol):
+    """A tuned file, as :mod:`nnorm_export.files.tuned` reads it."""
+
+    @property
+    def file(self) -> Path:
+        """The model."""
+
+    @property
+    def runtime(self) -> str:
+        """The runtime that it was tuned for."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Those of ``load``."""
+
+    @property
+    def service(self) -> Mapping[str, int] | None:
+        """``instances``, ``threads``, ``max_batch`` and ``max_delay_us``; None if no target was given."""
+
+
+def arguments_of(tuned: Tuned, **given: Any) -> dict[str, Any]:
+    """The arguments of ``write_repository`` for a tuned file: ``given``, then those of its service, then its options.
+
+    >>> arguments_of(read_tuned("model.tuned.json"), instances=4)["instances"]
+    4
+
+    Args:
+        given: the arguments of the caller, which win; None for one that the caller left out.
+
+    Returns:
+        Of ``instances``, ``threads``, ``max_batch_size`` and ``max_queue_delay_microseconds`` those that are known, and
+        the others of ``given`` that are not None. A ``max_batch_size`` of 0 combines no requests.
+
+    Raises:
+        ExportError: Triton has no backend for the runtime, or the service lacks an entry.
+    """
+    if tuned.runtime not in _SERVED:
+        raise ExportError(
+            f"{tuned.file}: it was tuned for the runtime {tuned.runtime}, and Triton's backends run "
+            f"{', '.join(_SERVED)}; tune it for one of these, or give write_repository (serve-repo) the model itself"
+        )
+    return _measured(tuned) | {name: value for name, value in given.items() if value is not None}
+
+
+def _measured(tuned: Tuned) -> dict[str, Any]:
+    service = tuned.service
+    if service is None:
+        threads = tuned.options.get("intra_op_num_threads")
+        return {} if threads is None else {"threads": threads}
+    if missing := [name for name in (*_OF_SERVICE.values(), "max_batch") if name not in service]:
+        raise ExportError(f"{tuned.file}: its service has no {', '.join(missing)}; tune the model again")
+    found = {name: service[entry] for name, entry in _OF_SERVICE.items()}
+    if tuned.runtime == "tensorrt":
+        del found["threads"]  # an engine has no threads of ONNX Runtime, and write_repository refuses a number
+    return found | {"max_batch_size": service["max_batch"] if service["max_batch"] > 1 else 0}
