@@ -1,6 +1,7 @@
 """Serves a file over HTTP with Ray Serve: with several replicas, which combine requests into batches.
 
-python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--port N] [--address A]
+python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--max-batch N] [--max-delay MICROSECONDS]
+    [--settings MODEL.tuned.json] [--port N] [--address A]
 
 A request is an array of images in the format of numpy.save, and the answer is an array of logits in this format:
 
@@ -15,8 +16,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +33,19 @@ from starlette.responses import PlainTextResponse, Response
 import nnorm_export
 
 Array = NDArray[Any]
-LARGEST_BATCH = 32  # requests, each with any number of images
+# The options that a tuned file has, and its names of them.
+OF_SERVICE = {"replicas": "instances", "threads": "threads", "max_batch": "max_batch", "max_delay": "max_delay_us"}
 
 
 class BadRequest(Exception):
     """A request that cannot be answered. The message is sent to the client."""
 
 
-# Ray's default of 5 simultaneous requests in a replica would limit the batches to 5 requests.
-@serve.deployment(max_ongoing_requests=2 * LARGEST_BATCH)
+@serve.deployment
 class Scorer:
     """A replica: one session, which runs the images of several requests at once."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, max_batch: int, max_delay: int) -> None:
         self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
         self._input, *others = self._runner.inputs
         batch, *axes = self._input.shape
@@ -50,8 +53,10 @@ class Scorer:
             raise ValueError(f"{model}: this program serves one input, of which the batch alone is dynamic")
         if not (first := self._runner.outputs[0]).shape or first.shape[0] != batch:
             raise ValueError(f"{model}: the first axis of {first} is not that of {self._input}, the batch")
+        self.score.set_max_batch_size(max_batch)
+        self.score.set_batch_wait_timeout_s(max_delay / 1e6)
 
-    @serve.batch(max_batch_size=LARGEST_BATCH, batch_wait_timeout_s=0)
+    @serve.batch
     async def score(self, requests: list[Array]) -> list[Array]:
         images = np.concatenate(requests)
         (logits, *_) = await asyncio.to_thread(self._runner, images)  # a session computes without the GIL
@@ -81,16 +86,41 @@ class Scorer:
         return images
 
 
-def main() -> None:
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Those of the command line; then those of --settings."""
     parser = argparse.ArgumentParser(description="Serve a file of nnorm_export over HTTP with Ray Serve.")
     parser.add_argument("model", type=Path, help="an ONNX file with one input")
     parser.add_argument("--replicas", type=int, default=2, help="processes with a session each (default %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of each, and the CPUs that Ray sets aside for it")
+    parser.add_argument(
+        "--max-batch", type=int, default=32, help="requests, each of any number of images (%(default)s)"
+    )
+    parser.add_argument("--max-delay", type=int, default=0, help="microseconds to wait for more of them (%(default)s)")
+    parser.add_argument("--settings", type=Path, help="of nnorm-export tune: these options, where they are not given")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="and the port (default %(default)s)")
     parser.add_argument("--name", default="nnorm", help="of the application, and its route (default %(default)s)")
     parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.settings:
+        try:
+            service = json.loads(options.settings.read_text(encoding="utf-8")).get("service") or {}
+            parser.set_defaults(**{option: int(service[key]) for option, key in OF_SERVICE.items()})
+        except KeyError as missing:
+            parser.error(
+                f"{options.settings}: no entry {missing} of a service; nnorm-export tune writes it with --qps and --p99"
+            )
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            parser.error(f"{options.settings}: not a file of nnorm-export tune ({error})")
+        options = parser.parse_args(arguments)
+    for option, least in {"replicas": 1, "threads": 1, "max_batch": 1, "max_delay": 0}.items():
+        if getattr(options, option) < least:
+            parser.error(f"--{option.replace('_', '-')} is {getattr(options, option)}; give {least} or more")
+    return options
+
+
+def main() -> None:
+    options = read_options()
     needed = options.replicas * options.threads
     cpus = {} if options.address else {"num_cpus": max(os.cpu_count() or 1, needed)}  # fewer: no replica starts
     ray.init(address=options.address or "local", **cpus)
@@ -100,8 +130,13 @@ def main() -> None:
         )
     # If the cluster already serves, its address does not change.
     serve.start(http_options={"host": options.host, "port": options.port})
-    replicas = Scorer.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": options.threads})
-    application = replicas.bind(str(options.model.resolve()), options.threads)
+    replicas = Scorer.options(
+        num_replicas=options.replicas,
+        ray_actor_options={"num_cpus": options.threads},
+        # Ray's default of 5 simultaneous requests in a replica would limit the batches to 5 requests.
+        max_ongoing_requests=2 * options.max_batch,
+    )
+    application = replicas.bind(str(options.model.resolve()), options.threads, options.max_batch, options.max_delay)
     serve.run(application, name=options.name, route_prefix=f"/{options.name}")
     print(f"serving {options.model} at http://{options.host}:{options.port}/{options.name}; Ctrl+C ends it", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})

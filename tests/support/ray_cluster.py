@@ -90,7 +90,9 @@ def score(model: Path, images: Path, folder: Path) -> dict[str, Any]:
 def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     data = np.load(images)[:240]
     url = f"http://127.0.0.1:{PORT}/nnorm"
-    command = [sys.executable, SAMPLES / "serve.py", model, "--replicas", "2", "--port", str(PORT)]
+    settings = folder / "model.tuned.json"
+    settings.write_text('{"service": {"instances": 2, "threads": 1, "max_batch": 16, "max_delay_us": 500}}')
+    command = [sys.executable, SAMPLES / "serve.py", model, "--settings", settings, "--port", str(PORT)]
     with (folder / "serve.log").open("w") as log:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
