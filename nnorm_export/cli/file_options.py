@@ -5,6 +5,8 @@ from typing import Annotated
 
 from nnorm_export.cli import panels
 from nnorm_export.cli.options import (
+    AtLeast,
+    Confident,
     ExternalData,
     Inputs,
     KeepIoTypes,
@@ -231,8 +233,12 @@ class ServerOptions:
         ),
     ] = None
     device: Annotated[str, panels.server("--device cpu|gpu", "What runs the model.")] = "cpu"
-    instances: Annotated[int, panels.server("--instances N", "Instances of the model on each device.", min=1)] = 1
-    threads: Annotated[int, panels.server("--threads N", "Threads of an instance; 0 for all.", min=0)] = 0
+    instances: Annotated[
+        int | None, panels.server("--instances N", "Instances of the model on each device; by default 1.", min=1)
+    ] = None
+    threads: Annotated[
+        int | None, panels.server("--threads N", "Threads of an instance; 0, the default, for all.", min=0)
+    ] = None
     max_batch_size: Annotated[
         int | None,
         panels.server(
@@ -243,8 +249,11 @@ class ServerOptions:
         ),
     ] = None
     max_queue_delay_microseconds: Annotated[
-        int, panels.server("--max-delay MICROSECONDS", "How long a request waits for others if none is running.", min=0)
-    ] = 0
+        int | None,
+        panels.server(
+            "--max-delay MICROSECONDS", "How long a request waits for others if none is running; by default 0.", min=0
+        ),
+    ] = None
 
 
 @dataclass
@@ -280,6 +289,23 @@ class TuneOptions:
         ),
     ] = None
     minutes: Annotated[float, panels.tuning("--minutes X", "The time limit.")] = 5.0
+    metric: Metric = None
+    data: MetricData = None
+    within: Within = None
+    at_least: AtLeast = None
+    lower_is_better: LowerIsBetter = False
+    confident: Confident = False
+    qps: Annotated[
+        float | None,
+        panels.tuning(
+            "--qps X",
+            "With --p99: the requests of one row in a second that a service is to answer. Finds the fewest instances "
+            "and threads for it, under that load.",
+        ),
+    ] = None
+    p99: Annotated[
+        str | None, panels.tuning("--p99 TIME", "The time in which 99 % of the requests are answered: 20ms.")
+    ] = None
     replay: Annotated[
         str | None,
         panels.tuning("--replay FILE.tuned.json", "Measure again what these settings list; nothing is written."),

@@ -291,6 +291,16 @@ Within: TypeAlias = Annotated[
     str | None,
     panels.metric("--within X", "The greatest loss against the reference: 0.003, or 0.3% of a metric from 0 to 1."),
 ]
+AtLeast: TypeAlias = Annotated[
+    str | None,
+    panels.metric(
+        "--at-least X", "The worst value of the file that passes: the least or, if lower is better, the greatest."
+    ),
+]
+Confident: TypeAlias = Annotated[
+    bool,
+    panels.metric("--confident", "Fail if the 95 % interval of the loss reaches beyond --within. It needs more data."),
+]
 LowerIsBetter: TypeAlias = Annotated[
     bool, panels.metric("--lower-is-better", "Of a function of yours, an error for example.")
 ]
@@ -340,19 +350,9 @@ class VerifyOptions:
     metric: Metric = None
     data: MetricData = None
     within: Within = None
-    at_least: Annotated[
-        str | None,
-        panels.metric(
-            "--at-least X", "The worst value of the file that passes: the least or, if lower is better, the greatest."
-        ),
-    ] = None
+    at_least: AtLeast = None
     lower_is_better: LowerIsBetter = False
-    confident: Annotated[
-        bool,
-        panels.metric(
-            "--confident", "Fail if the 95 % interval of the loss reaches beyond --within. It needs more data."
-        ),
-    ] = False
+    confident: Confident = False
     float16: Annotated[
         bool,
         panels.comparison("--float16", "List the normalizations that float16 puts at risk on these inputs, and why."),

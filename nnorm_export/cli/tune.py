@@ -44,14 +44,21 @@ def tune(
       nnorm-export tune net.onnx -i data.npz -m nets:build -c best.pth \\
         --for throughput --batch 8 --batch 32 --report tuned.html
 
+      nnorm-export tune net.onnx -i data.npz --qps 200 --p99 20ms
+
       nnorm-export tune net.onnx -i data.npz --replay net.tuned.json
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
+    from nnorm_export.cli.metrics import metric_arguments, require_real_inputs
     from nnorm_export.files.inspection import describe
-    from nnorm_export.tuning.plan import check_options
+    from nnorm_export.tuning.plan import check_options, target_of
     from nnorm_export.tuning.tune import tune as find
 
     check_options(options.objective, options.batches, options.threads, options.only, options.minutes)
+    target_of(options.qps, options.p99)
+    thresholds = {name: getattr(options, name) for name in ("within", "at_least", "lower_is_better", "confident")}
+    metric = metric_arguments(options.metric, options.data, thresholds, least="--at-least")
+    require_real_inputs(options.metric, options.data, options.input_specs)
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
@@ -70,6 +77,9 @@ def tune(
             threads=options.threads,
             only=options.only,
             minutes=options.minutes,
+            **metric,
+            qps=options.qps,
+            p99=options.p99,
             replay=options.replay,
             page=options.page,
             passthrough=model.passthrough or (),
@@ -77,6 +87,8 @@ def tune(
         )
     output.notices(report.notices)
     output.show(report.to_json() | {"notices": [*notices, *report.notices]}, lambda: _print(report, options))
+    if report.service is not None and report.service.chosen is None:
+        output.fail(f"{path}: no configuration answers {report.service.target} here")
 
 
 def _source(model: ReferenceOptions) -> Any:
@@ -100,6 +112,7 @@ def _print(report: TuneReport, options: TuneOptions) -> None:
             ("right by", report.compared_with),
             ("machine", f"{report.processor}, {report.cores} cores"),
             ("changed", report.repeated or ""),
+            ("service", "" if report.service is None else str(report.service)),
         ]
     )
     if report.repeated is None:

@@ -18,12 +18,14 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import locked, open_lock, read_whole
 from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
+from nnorm_export.files.tuned import ENDING, is_tuned, read_tuned
 from nnorm_export.names import OTHER_BACKENDS
 from nnorm_export.reports import Report
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
 from nnorm_export.serving.dry_run import Batch, batch_of, dry_run
 from nnorm_export.serving.model import Model, library_for, notes_on, open_as_served, open_model
+from nnorm_export.serving.tuned import arguments_of, servable_file
 
 BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
@@ -67,10 +69,10 @@ def write_repository(
     backend: str | None = None,
     version: int | None = None,
     max_batch_size: int | None = None,
-    max_queue_delay_microseconds: int = 0,
-    instances: int = 1,
+    max_queue_delay_microseconds: int | None = None,
+    instances: int | None = None,
     device: str = "cpu",
-    threads: int = 0,
+    threads: int | None = None,
     library_path: str | os.PathLike[str] | None = None,
     overwrite_config: bool = False,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -82,9 +84,11 @@ def write_repository(
     because it lacks a GPU, the kernels or ONNX Runtime.
 
     Args:
-        path: an engine of TensorRT (not of TensorRT-RTX), or an ONNX file in any form except ``optimized``.
+        path: an engine of TensorRT (not of TensorRT-RTX), an ONNX file in any form except ``optimized``, or settings of
+            :func:`nnorm_export.tune`: their file is served, or the portable one that it was made of, and what they say
+            of a service is the default of the options below.
         output: the folder of the repository; it is made if it is missing.
-        name: the model's name; by default the file's.
+        name: the model's name; by default the file's, or that of the settings.
         backend: ``onnxruntime``, ``tensorrt`` (for engines) or ``python``, for servers without the ONNX Runtime
             backend. By default the one for the file.
         version: the number of a new version, 1 or more; by default the next.
@@ -93,10 +97,10 @@ def write_repository(
             requests are not combined. Where it cannot be checked, they are combined only if a number is given. None
             takes 32. An engine's greatest batch is a limit too.
         max_queue_delay_microseconds: how long a request waits for others while the model is idle. Requests that come
-            while it runs are combined in any case, so that 0 loses no throughput.
-        instances: instances of the model on each device.
+            while it runs are combined in any case, so that 0, the default, loses no throughput.
+        instances: instances of the model on each device, 1 by default.
         device: ``cpu`` or ``gpu``.
-        threads: threads of an ONNX Runtime session; 0 lets ONNX Runtime decide.
+        threads: threads of an ONNX Runtime session; 0, the default, lets ONNX Runtime decide.
         library_path: the absolute path of the library of kernels on the *server*; by default the path on this machine,
             if it is installed here, for the GPU only with the kernels for GPUs. ``none`` serves the bodies.
         overwrite_config: replace a config.pbtxt that somebody has changed. Without it, the changes are kept if the
@@ -113,14 +117,29 @@ def write_repository(
             of the model, or config.pbtxt is for another model or has changes. The repository then stays as it was.
     """
     path, output = _path(path, "the model"), _path(output, "the repository")
+    of_settings: list[str] = []
+    given: dict[str, Any] = {
+        "max_batch_size": max_batch_size,
+        "max_queue_delay_microseconds": max_queue_delay_microseconds,
+        "instances": instances,
+        "threads": threads,
+    }
+    if is_tuned(path):
+        tuned = read_tuned(path)
+        name = path.name.removesuffix(ENDING) if name is None else name
+        given |= arguments_of(tuned, **given)
+        path, of_settings = servable_file(tuned)
+    max_batch_size = given["max_batch_size"]
+    defaults = {"max_queue_delay_microseconds": 0, "instances": 1, "threads": 0}
+    numbers: dict[str, int] = {
+        option: default if given[option] is None else given[option] for option, default in defaults.items()
+    }
     engine = is_engine(path)
     backend = backend or ("tensorrt" if engine else "onnxruntime")
     name = path.stem if name is None else name
-    delay = max_queue_delay_microseconds
-    numbers = {"max_queue_delay_microseconds": delay, "instances": instances, "threads": threads}
     optional = {"max_batch_size": max_batch_size, "version": version}
     _refuse_numbers(numbers | {option: value for option, value in optional.items() if value is not None})
-    _refuse(path, backend, engine, name, device, threads)
+    _refuse(path, backend, engine, name, device, numbers["threads"])
     model = open_model(path)
     kernels, notes = library_for(model, backend, device, library_path)
     batch = batch_of(model, None if max_batch_size is None else int(max_batch_size))
@@ -131,10 +150,10 @@ def write_repository(
         outputs=model.outputs,
         strings=model.strings,
         max_batch_size=0,
-        max_queue_delay_microseconds=int(delay),
-        instances=int(instances),
+        max_queue_delay_microseconds=int(numbers["max_queue_delay_microseconds"]),
+        instances=int(numbers["instances"]),
         device=device,
-        threads=int(threads),
+        threads=int(numbers["threads"]),
         kernels=kernels,
         lengths=model.lengths,
         kept_io_types=model.kept_io_types,
@@ -143,7 +162,7 @@ def write_repository(
     _external_data(path)  # refuses names outside of the folder before anything is written
     writer = _Writer(path, output / name, _DryRun(model, config, batch, inputs), overwrite_config)
     number, text, more = writer.write(version)
-    return Repository(writer.folder, number, text, [*notes, *notes_on(model, backend, device), *more])
+    return Repository(writer.folder, number, text, [*of_settings, *notes, *notes_on(model, backend, device), *more])
 
 
 def _path(given: Any, what: str) -> Path:

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nnorm_export.errors import ExportError
+from nnorm_export.files.onnx_file import read
+from nnorm_export.files.optimized_for import OPTIMIZED
+from nnorm_export.files.tuned import Tuned
 
 # Those of write_repository -> those of a plan. max_batch is apart: its 1 is Triton's 0.
 _OF_SERVICE = {"instances": "instances", "threads": "threads", "max_queue_delay_microseconds": "max_delay_us"}
 _SERVED = ("onnxruntime", "onnxruntime-cuda", "tensorrt")
-
-
-class Tuned(Protocol):
-    """A tuned file, as :mod:`nnorm_export.files.tuned` reads it."""
-
-    @property
-    def file(self) -> Path:
-        """The model."""
-
-    @property
-    def runtime(self) -> str:
-        """The runtime that it was tuned for."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Those of ``load``."""
-
-    @property
-    def service(self) -> Mapping[str, int] | None:
-        """``instances``, ``threads``, ``max_batch`` and ``max_delay_us``; None if no target was given."""
 
 
 def arguments_of(tuned: Tuned, **given: Any) -> dict[str, Any]:
@@ -55,6 +37,26 @@ def arguments_of(tuned: Tuned, **given: Any) -> dict[str, Any]:
             f"{', '.join(_SERVED)}; tune it for one of these, or give write_repository (serve-repo) the model itself"
         )
     return _measured(tuned) | {name: value for name, value in given.items() if value is not None}
+
+
+def servable_file(tuned: Tuned) -> tuple[Path, list[str]]:
+    """The file that Triton serves for ``tuned``, and notes.
+
+    An optimized file is for one kind of machine, and its session must not optimize it again, so that the portable file
+    takes its place.
+
+    Raises:
+        ExportError: the portable file is not beside the settings.
+    """
+    if tuned.runtime != "onnxruntime" or read(tuned.file, large_weights=False).form != OPTIMIZED:
+        return tuned.file, []
+    source = tuned.path.with_name(tuned.source)
+    if not tuned.source or not source.is_file():
+        raise ExportError(
+            f"{tuned.file} is optimized for one kind of machine, and Triton serves the portable file that it was made "
+            f"of, {tuned.source or 'which was a model in memory'}: copy it beside {tuned.path.name}"
+        )
+    return source, [f"{tuned.file.name} is optimized for one kind of machine, so that Triton serves {source.name}"]
 
 
 def _measured(tuned: Tuned) -> dict[str, Any]:
