@@ -112,9 +112,9 @@ def _print(report: TuneReport, options: TuneOptions) -> None:
             ("right by", report.compared_with),
             ("machine", f"{report.processor}, {report.cores} cores"),
             ("changed", report.repeated or ""),
-            ("service", "" if report.service is None else str(report.service)),
         ]
     )
+    print_facts(("service", line) for line in str(report.service or "").splitlines())
     if report.repeated is None:
         typer.echo(f"wrote {shown(str(report.file))} and {shown(str(report.path))}")
     elif not report.repeated:

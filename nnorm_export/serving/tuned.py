@@ -56,7 +56,8 @@ def servable_file(tuned: Tuned) -> tuple[Path, list[str]]:
             f"{tuned.file} is optimized for one kind of machine, and Triton serves the portable file that it was made "
             f"of, {tuned.source or 'which was a model in memory'}: copy it beside {tuned.path.name}"
         )
-    return source, [f"{tuned.file.name} is optimized for one kind of machine, so that Triton serves {source.name}"]
+    note = f"{tuned.file.name} is optimized for one kind of machine, so that Triton serves {source.name}"
+    return source, [f"{note}, which is slower than what the service was measured with" if tuned.service else note]
 
 
 def _measured(tuned: Tuned) -> dict[str, Any]:

@@ -151,8 +151,9 @@ class ServicePlan(Report):
     def __str__(self) -> str:
         where = f"{self.processor}, up to {_counted(self.cores, 'core')}"
         if self.chosen is not None:
-            cheaper = f"{_counted(len(self.trials) - 1, 'cheaper configuration')} did not meet it"
-            lines = [f"{self.target} ({where}): {self.chosen}", cheaper]
+            lines = [f"{self.target} ({where}): {self.chosen}"]
+            if len(self.trials) > 1:
+                lines += [f"{_counted(len(self.trials) - 1, 'cheaper configuration')} did not meet it"]
         else:
             lines = [f"no configuration answers {self.target} ({where})"]
             lines += [f"the nearest: {self.nearest}"] if self.nearest else []

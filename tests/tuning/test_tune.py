@@ -1,0 +1,334 @@
+"""tune(): what wins is right, what is wrong is out with its reason, and load() opens the winner as it was measured."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conv_networks import SHAPE, Block, Case, conv_norm_relu
+from torch import nn
+
+from nnorm_export import InputError, ModelFileError, NnormExportError, TuneReport, export, load, tune
+from nnorm_export.dtypes import Array
+from nnorm_export.errors import ExportError
+from nnorm_export.runtimes import processor as processors
+from nnorm_export.tuning import measure, plan as plans
+from nnorm_export.tuning.fresh_process import Start
+from nnorm_export.tuning.variants import VARIANTS, Variant, Work
+
+ROWS = 6
+FEW = ("primitives",)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    return Case(lambda: nn.Sequential(conv_norm_relu(3, 8), Block(8, 16), nn.Flatten(), nn.Linear(1008, 5)), 2).network()
+
+
+@pytest.fixture(scope="module")
+def images() -> Array:
+    array: Array = np.random.default_rng(0).standard_normal((ROWS, *SHAPE[1:])).astype(np.float32)
+    return array
+
+
+@pytest.fixture(scope="module")
+def exported(network: nn.Module, images: Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tune") / "net.onnx"
+    return export(network, (torch.from_numpy(images),), path, verify=False).path
+
+
+@pytest.fixture
+def source(exported: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(exported.read_bytes())
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start takes two seconds; one test has real ones."""
+    monkeypatch.setattr(measure, "start_of", lambda *_: Start(1.5, 2**28))
+
+
+def quickly(source: Any, inputs: Any, *args: Any, **options: Any) -> TuneReport:
+    return tune(source, inputs, *args, **{"minutes": 0.02, "threads": [1], "only": FEW} | options)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
+    """The variant ``name`` writes the given file with another last bias."""
+
+    def make(work: Work) -> Path:
+        model = onnx.load(work.source)
+        change(model)
+        path = work.folder / f"{name}.onnx"
+        onnx.save(model, path)
+        return path
+
+    variants: Sequence[Variant] = [replace(each, make=make) if each.name == name else each for each in VARIANTS]
+    monkeypatch.setattr(plans, "VARIANTS", variants)
+
+
+def shift(model: onnx.ModelProto, by: float) -> None:
+    """Adds ``by`` to the scores of one class."""
+    bias = next(each for each in model.graph.initializer if list(each.dims) == [5])
+    array = onnx.numpy_helper.to_array(bias).copy()
+    array[2] += by
+    bias.CopyFrom(onnx.numpy_helper.from_array(array, bias.name))
+
+
+def test_the_winner_is_written_and_opened_as_it_was_measured(source: Path, images: Array) -> None:
+    report = quickly(source, images)
+    assert report.path == source.with_name("net.tuned.json")
+    settings = json.loads(report.path.read_text())
+    assert settings["file"] == report.file.name == "net.tuned.onnx"
+    assert settings["runtime"] == report.winner.runtime
+    assert settings["options"] == report.winner.measured_as.options
+    assert settings["cores"] == processors.cores_here()
+    assert settings["processor"] == processors.processor()
+    runner = load(report.path)
+    assert runner.runtime == report.winner.runtime
+    np.testing.assert_allclose(runner(images)[0], load(source)(images)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_every_row_says_what_became_of_it(source: Path, images: Array) -> None:
+    report = quickly(source, images)
+    assert report.base.ratio == 1.0
+    assert {row.name for row in report.rows} == {"given", "primitives"}
+    assert {row.runtime for row in report.rows} >= {"onnxruntime", "openvino"}
+    for row in report.rows:
+        assert row.milliseconds is not None
+        assert row.milliseconds > 0
+        assert row.p99 is not None
+        assert row.p99 >= row.milliseconds
+        assert row.error_share is None or row.error_share <= 1
+    assert report.winner in report.rows
+    assert not report.winner.state
+    assert report.winner.start == 1.5
+    assert report.winner.ratio == min(row.ratio for row in report.rows if row.ratio and not row.state) or (
+        report.winner.ratio is not None and report.winner.ratio <= 1.02
+    )
+
+
+def test_bodies_are_a_candidate_beside_kernels(source: Path, images: Array) -> None:
+    rows = quickly(source, images, only=[]).rows
+    ran = {bool(row.measured_as.options.get("kernels", True)): row.implementations for row in rows}
+    assert ran[True].endswith("kernel")
+    assert ran[False].endswith("body")
+
+
+def test_a_wrong_candidate_never_wins(source: Path, images: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, "primitives", lambda model: shift(model, 0.01))
+    report = quickly(source, images)
+    out = [row for row in report.rows if row.name == "primitives"]
+    assert out
+    for row in out:
+        assert row.out.startswith("its results are wrong: ")
+        assert row.error_share is not None
+        assert row.error_share > 1
+        assert row.milliseconds is None
+    assert report.winner.name == "given"
+
+
+def test_a_wrong_candidate_is_compared_with_pytorch(
+    source: Path, network: nn.Module, images: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(monkeypatch, "primitives", lambda model: shift(model, 0.01))
+    report = quickly(source, images, model=network)
+    assert "PyTorch" in report.compared_with
+    assert all(row.out for row in report.rows if row.name == "primitives")
+
+
+def test_the_metric_refuses_what_loses_too_much(
+    source: Path, images: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = load(source)(images)[0].argmax(1)
+    planted(monkeypatch, "int8", lambda model: shift(model, 100.0))
+    report = quickly(source, images, only=["int8"], metric="top1", reference=labels, within=0.1)
+    (row,) = (row for row in report.rows if row.name == "int8")
+    assert row.out.startswith("the metric refuses it: top1 loses ")
+    assert report.winner.metric is not None
+    assert report.winner.metric.value == 1.0
+    planted(monkeypatch, "int8", lambda _: None)
+    passed = quickly(source, images, only=["int8"], metric="top1", reference=labels, within=0.1)
+    assert any(row.name == "int8" and row.milliseconds for row in passed.rows)
+
+
+def test_int8_needs_a_metric(source: Path, images: Array) -> None:
+    report = quickly(source, images, only=["int8"])
+    assert all(row.name == "given" for row in report.rows)
+    assert any(notice.startswith("int8 was not tried") for notice in report.notices)
+    with pytest.raises(InputError, match="needs a threshold"):
+        quickly(source, images, metric="top1", reference=np.zeros(6, int))
+    with pytest.raises(InputError, match="within goes with a metric"):
+        quickly(source, images, within=0.1)
+
+
+@pytest.mark.slow
+def test_a_model_is_exported_and_tried_in_the_formats_of_pytorch(
+    network: nn.Module, images: Array, tmp_path: Path
+) -> None:
+    output = tmp_path / "new.tuned.json"
+    report = quickly(network, (torch.from_numpy(images),), output, only=["torchscript", "float16"], minutes=0.7)
+    names = {row.name: row for row in report.rows}
+    assert names["torchscript"].milliseconds
+    assert names["float16"].error_share is not None
+    assert load(output)(images)[0].shape == (6, 5)
+    with pytest.raises(ExportError, match="a model in memory has no folder"):
+        tune(network, (torch.from_numpy(images),))
+
+
+@pytest.mark.slow
+def test_the_start_and_the_memory_are_those_of_a_new_process(
+    source: Path, images: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    winner = quickly(source, images, only=[]).winner
+    assert winner.start is not None
+    assert 0.1 < winner.start < 100
+    assert winner.memory is None or winner.memory > 2**25
+
+
+def test_throughput_has_a_row_for_each_batch(source: Path, images: Array) -> None:
+    report = quickly(source, images, only=[], objective="throughput", batches=[1, 5])
+    assert {row.measured_as.batch for row in report.rows} == {1, 5}
+    for row in report.rows:
+        assert row.per_second
+        assert row.milliseconds
+        assert row.per_second == pytest.approx(1000 * row.measured_as.batch / row.milliseconds)
+    assert report.winner.measured_as.batch == 5
+    with pytest.raises(InputError, match="the latency is that of calls of one size"):
+        quickly(source, images, batches=[1, 5])
+
+
+def test_replay_measures_what_was_listed(source: Path, images: Array) -> None:
+    first = quickly(source, images)
+    before = first.path.read_bytes()
+    again = quickly(source, images, only=None, replay=first.path)
+    assert {str(row.candidate) for row in again.rows} == {str(row.candidate) for row in first.rows}
+    assert again.repeated is not None
+    assert first.path.read_bytes() == before
+    source.write_bytes(onnx.load(source).SerializeToString() + b"\x42\x00")  # an empty domain
+    with pytest.raises(InputError, match="was written for another file"):
+        quickly(source, images, replay=first.path)
+
+
+def test_a_target_is_written_for_services(source: Path, images: Array) -> None:
+    report = quickly(source, images, only=[], qps=100, p99="2s", minutes=0.6)
+    assert report.service is not None
+    assert report.service.chosen is not None
+    service = json.loads(report.path.read_text())["service"]
+    assert service == {"instances": 1, "threads": 1, "max_batch": 1, "max_delay_us": 0}
+    with pytest.raises(InputError, match="a target has both"):
+        quickly(source, images, qps=5)
+
+
+def test_what_the_time_did_not_allow_is_said(source: Path, images: Array) -> None:
+    report = quickly(source, images, minutes=0.001)
+    (row,) = (row for row in report.rows if row.name == "primitives")
+    assert row.out == "not tried: the time limit; give more minutes (--minutes)"
+    assert report.winner.name == "given"
+
+
+def test_a_file_with_a_fixed_batch(network: nn.Module, images: Array, tmp_path: Path) -> None:
+    path = export(network, (torch.from_numpy(images[:1]),), tmp_path / "one.onnx", dynamic_shapes={}, verify=False).path
+    report = quickly(path, images[:1], only=[])
+    assert report.winner.measured_as.batch == 1
+    with pytest.raises(InputError, match=r"batches is \[3\], and the file takes 1 rows at a time"):
+        quickly(path, images[:1], batches=[3])
+
+
+def test_another_machine_and_another_file(source: Path, images: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = quickly(source, images, only=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(report.path)
+    monkeypatch.setattr("nnorm_export.runtimes.processor", lambda: "Another CPU")
+    with pytest.warns(UserWarning, match="this machine has Another CPU"):
+        load(report.path)
+    with pytest.raises(NnormExportError, match=r"runtime reference: .* says how net.tuned.onnx is opened"):
+        load(report.path, "reference")
+    report.file.write_bytes(report.file.read_bytes() + b"\x42\x00")
+    with pytest.raises(ModelFileError, match=r"net.tuned.onnx is another file .*nnorm-export tune net.onnx"):
+        load(report.path)
+    report.file.unlink()
+    with pytest.raises(ModelFileError, match="net.tuned.onnx"):
+        load(report.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 99}, "a newer version of nnorm_export wrote these settings"),
+        ({"file": "../net.onnx"}, "outside of its folder"),
+        ({"options": {"custom_ops": "x.so"}}, "not settings that nnorm-export tune wrote"),
+        ({"options": {"intra_op_num_threads": True}}, "intra_op_num_threads is True"),
+        ({"service": [1]}, "service is"),
+        ({"batch": "1"}, "batch is '1'"),
+    ],
+)
+def test_damaged_settings(source: Path, images: Array, change: dict[str, Any], message: str) -> None:
+    path = quickly(source, images, only=[]).path
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelFileError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"format": 1}', "\x00", "[" * 10000])
+def test_what_is_not_settings(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "net.tuned.json"
+    path.write_text(text)
+    with pytest.raises(ModelFileError, match=r"net.tuned.json"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "speed"}, "unknown objective 'speed'; choose one of latency, throughput"),
+        ({"threads": [0]}, r"threads is \[0\]; give whole numbers of at least 1"),
+        ({"batches": []}, r"batches is \[\]"),
+        ({"only": ["fast"]}, "unknown file 'fast'; choose among given, optimized"),
+        ({"minutes": 0}, "minutes is 0; give a number above 0"),
+    ],
+)
+def test_wrong_options(source: Path, images: Array, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        quickly(source, images, **options)
+
+
+def test_wrong_inputs_and_outputs(source: Path, images: Array, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="input 'input' is missing"):
+        quickly(source, {})
+    with pytest.raises(InputError, match="is empty, so that nothing can be measured"):
+        quickly(source, images[:0])
+    with pytest.raises(InputError, match="is float64, the model takes"):
+        quickly(source, images.astype(np.float64))
+    with pytest.raises(ExportError, match=r"settings are called NAME.tuned.json"):
+        quickly(source, images, tmp_path / "fast.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx"]
+
+
+def test_a_file_of_another_model_is_refused(source: Path, images: Array, network: nn.Module) -> None:
+    torch.manual_seed(7)
+    other = Case(lambda: nn.Sequential(conv_norm_relu(3, 8), nn.Flatten(), nn.Linear(504, 5)), 5).network()
+    with pytest.raises(NnormExportError, match="does not compute what the model computes, so that nothing is tuned"):
+        quickly(source, images, model=other)
+
+
+def test_the_page(source: Path, images: Array, tmp_path: Path) -> None:
+    page = tmp_path / "tuned.html"
+    report = quickly(source, images, page=page)
+    text = page.read_text()
+    assert text.rstrip().endswith("</html>")
+    for expected in ("<svg", "primitives", "openvino", str(report.winner.candidate), processors.processor().split()[0]):
+        assert expected in text
+    with pytest.raises(ExportError, match="a report is an HTML page"):
+        quickly(source, images, page=tmp_path / "tuned.pdf")
