@@ -91,12 +91,15 @@ def run_open_loop(
         latest: seconds; if more than :data:`STOP_AT` of all requests have a greater latency, the run is stopped.
 
     Raises:
-        NnormExportError: there is nothing to run, to send or to wait for.
+        NnormExportError: there is nothing to run or to send, or ``max_batch`` or ``max_delay_us`` is too small.
         InputError: the model does not run on a batch. The run is stopped.
     """
     for what, given in (("runners", runners), ("requests", requests), ("arrivals", arrivals)):
         if not len(given):
             raise NnormExportError(f"a load needs {what}, and has none")
+    for name, number, least in (("max_batch", max_batch, 1), ("max_delay_us", max_delay_us, 0)):
+        if number < least:
+            raise NnormExportError(f"{name} is {number}; give {least} or more")
     return _Run(runners, requests, arrivals, _Queue(max_batch, max_delay_us / 1e6), latest).answers()
 
 

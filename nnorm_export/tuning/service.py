@@ -137,7 +137,7 @@ class _Search:
         )
         if chosen or untried or plan.nearest is None:
             return plan
-        return replace(plan, possible_qps=self._possible_qps(plan.nearest))
+        return self._with_possible_rate(plan, plan.nearest)
 
     def _trial(self, config: ServiceConfig) -> ServiceTrial | None:
         """None if the time limit does not allow it."""
@@ -212,16 +212,19 @@ class _Search:
             ]
         return "; ".join(reasons)
 
-    def _possible_qps(self, nearest: ServiceTrial) -> float | None:
-        """The greatest of some lower rates that the nearest configuration answers in time."""
+    def _with_possible_rate(self, plan: ServicePlan, nearest: ServiceTrial) -> ServicePlan:
+        """``plan`` with the greatest of some lower rates that the nearest configuration answers in time."""
         greatest = min(nearest.capacity_qps, self._target.qps)
+        missed = ""
         for share in _SHARES if greatest > 0 else ():
             rate = float(f"{share * greatest:.3g}")
             if self._is_over(self._duration(rate)):
-                return None
-            if not self._why_missed(self._run(nearest.config, rate, _SEEDS[0])):
-                return rate
-        return None
+                return replace(plan, notes=[*plan.notes, "the time limit left lower rates untried; give more time"])
+            reason = self._why_missed(self._run(nearest.config, rate, _SEEDS[0]))
+            if not reason:
+                return replace(plan, possible_qps=rate)
+            missed = f"at {rate:g} requests per second the nearest configuration misses the target too: {reason}"
+        return replace(plan, notes=[*plan.notes, missed]) if missed else plan
 
     def _notes(self, untried: int) -> list[str]:
         notes = [f"requests are not combined: {self._requests.reason}"] if self._requests.reason else []

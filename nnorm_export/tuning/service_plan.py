@@ -10,6 +10,7 @@ from nnorm_export.errors import NnormExportError
 from nnorm_export.reports import Report
 
 _UNITS = {"": 1.0, "ms": 1.0, "s": 1000.0, "us": 0.001, "µs": 0.001}
+_ABOUT = 0.95  # of the greatest capacity: times of equal batches differ by a few percent
 
 
 @dataclass(frozen=True)
@@ -142,18 +143,19 @@ class ServicePlan(Report):
 
     @property
     def nearest(self) -> ServiceTrial | None:
-        """The trial with the least p99; without any run, the one with the greatest capacity."""
+        """The trial with the least p99; without any run, the cheapest of about the greatest capacity."""
         run = [trial for trial in self.trials if trial.p99_ms is not None]
         if run:
             return min(run, key=lambda trial: (trial.stopped, trial.p99_ms))  # a stopped run knows no p99 of all
-        return max(self.trials, key=lambda trial: trial.capacity_qps, default=None)
+        greatest = max((trial.capacity_qps for trial in self.trials), default=0.0)
+        return next((trial for trial in self.trials if trial.capacity_qps >= _ABOUT * greatest), None)
 
     def __str__(self) -> str:
         where = f"{self.processor}, up to {_counted(self.cores, 'core')}"
         if self.chosen is not None:
             lines = [f"{self.target} ({where}): {self.chosen}"]
-            if len(self.trials) > 1:
-                lines += [f"{_counted(len(self.trials) - 1, 'cheaper configuration')} did not meet it"]
+            if cheaper := len(self.trials) - 1:
+                lines += [f"{_counted(cheaper, 'cheaper configuration')} did not meet it"]
         else:
             lines = [f"no configuration answers {self.target} ({where})"]
             lines += [f"the nearest: {self.nearest}"] if self.nearest else []

@@ -88,7 +88,8 @@ def test_the_smallest_batch_with_enough_capacity_is_chosen() -> None:
     assert plan.chosen.requests == 2 * 140, "a second run confirms it"
     assert 2.5 < plan.chosen.p50_ms < plan.chosen.p99_ms <= 400
     assert (plan.untried, plan.possible_qps, plan.not_combined) == (0, None, "")
-    assert "batches of up to 4, delay 0 µs" in str(plan)
+    assert str(plan).startswith("700 requests per second with a p99 of 400 ms (")
+    assert "up to 2 cores): 1 instance of 1 thread, batches of up to 4, delay 0 µs: p50" in str(plan)
     assert "3 cheaper configurations did not meet it" in str(plan)
 
 
@@ -170,6 +171,9 @@ def test_a_run_that_misses_the_p99_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     (trial,) = plan.trials
     assert (trial.reason, trial.requests, trial.seconds, trial.stopped) == ("the p99 is 60 ms", 100, 2.0, False)
     assert "1 instance of 1 thread, no batches: p50 10.0 ms, p99 60.0 ms: the p99 is 60 ms" in str(plan)
+    assert plan.possible_qps is None
+    lowest = "at 15 requests per second the nearest configuration misses the target too: the p99 is 60 ms"
+    assert lowest in plan.notes
     stopped = with_answers(monkeypatch, answered(10, 60, stopped=True))
     reason = "more than 10% of the requests took longer, and the run was stopped"
     assert (stopped.trials[0].reason, stopped.trials[0].stopped) == (reason, True)
@@ -180,6 +184,12 @@ def test_a_second_run_confirms_the_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert plan.chosen is None
     (trial,) = plan.trials
     assert (trial.reason, trial.p99_ms, trial.requests) == ("in a second run, the p99 is 60 ms", 60, 4)
+
+
+def test_lower_rates_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = with_answers(monkeypatch, answered(60), answered(60), answered(10))
+    assert plan.chosen is None
+    assert plan.possible_qps == 75  # after 90
 
 
 def test_a_load_that_was_sent_late_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,11 +207,11 @@ def test_the_nearest_run_has_the_least_p99() -> None:
     def trial(p99: float | None, *, stopped: bool = False, capacity: float = 1.0) -> ServiceTrial:
         return ServiceTrial(config, 1, 1.0, p99, p99, 1.0, capacity, stopped, False, "it is slow")
 
-    refused = [trial(None, capacity=9), trial(None, capacity=99)]
+    refused = [trial(None, capacity=9), trial(None, capacity=97), trial(None, capacity=99)]
     for trials, index in (
         (refused, 1),
-        ([*refused, trial(40), trial(30)], 3),
-        ([*refused, trial(30, stopped=True), trial(40)], 3),
+        ([*refused, trial(40), trial(30)], 4),
+        ([*refused, trial(30, stopped=True), trial(40)], 4),
     ):
         assert ServicePlan(ServiceTarget(9, 20), None, trials, "a processor", 4).nearest is trials[index]
 
@@ -326,6 +336,10 @@ def test_a_load_of_nothing_is_refused(missing: str) -> None:
     given: dict[str, Any] = {"runners": [Sleeping()], "requests": ROWS, "arrivals": [0.0], missing: []}
     with pytest.raises(NnormExportError, match=f"a load needs {missing}, and has none"):
         run_open_loop(**given)
+    with pytest.raises(NnormExportError, match="max_batch is 0; give 1 or more"):
+        run_open_loop([Sleeping()], ROWS, [0.0], max_batch=0)
+    with pytest.raises(NnormExportError, match="max_delay_us is -1; give 0 or more"):
+        run_open_loop([Sleeping()], ROWS, [0.0], max_delay_us=-1)
 
 
 # --- what is sent ---
