@@ -15,9 +15,8 @@ from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.files.tuned import Tuned, is_tuned, read_tuned
-from nnorm_export.runtimes import kserve, opencv, openvino, reference, single_format, tensorrt, tract
+from nnorm_export.runtimes import kserve, opencv, openvino, processor, reference, single_format, tensorrt, tract
 from nnorm_export.runtimes.onnxruntime import session, tensorrt_rtx
-from nnorm_export.runtimes.processor import processor
 from nnorm_export.runtimes.runner import Runner
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
@@ -77,7 +76,7 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     if is_tuned(path):
         tuned = read_tuned(path)
         _refuse_beside_settings(tuned, runtime, options)
-        if warning := tuned.warning(processor()):
+        if warning := tuned.warning(processor.processor()):
             warnings.warn(warning, stacklevel=2)
         path, runtime, options = tuned.file, tuned.runtime, tuned.options
     return read_whole(Path(path), lambda: _load(path, runtime, {"trust_pickle": trust_pickle, **options}))

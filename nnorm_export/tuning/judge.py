@@ -74,21 +74,20 @@ class Judge:
         reason = "" if metric is None or metric else f"the metric refuses it: {metric.reason}"
         return Verdict(reason, share, metric, ran)
 
-    def check_source(self) -> ParityReport | None:
-        """Compares the given file with the model; None without one.
+    def check_source(self) -> None:
+        """Compares the given file with the model, if there is one, and computes its metric, if there is one.
 
         Raises:
-            NnormExportError: it does not compute what the model computes.
+            NnormExportError: it does not compute what the model computes, or the metric refuses it.
+            InputError: the labels do not fit.
         """
-        if self.work.model is None:
-            return None
-        report = self._with_pytorch(self.work.source, None)
-        if not report:
+        if self.gate is not None and not (metric := self._metric(self._original)):
+            raise NnormExportError(f"{self.work.source} itself fails the metric: {metric.reason}")
+        if self.work.model is not None and not (report := self._with_pytorch(self.work.source, None)):
             raise NnormExportError(
                 f"{self.work.source} does not compute what the model computes, so that nothing is tuned: "
                 f"{report.reason}. nnorm-export verify says more"
             )
-        return report
 
     def _compared(self, path: Path, runner: Runner, way: Way) -> ParityReport:
         if self.work.model is not None and not way.options:

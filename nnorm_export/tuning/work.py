@@ -29,6 +29,7 @@ def work_of_file(path: Path, folder: Path, inputs: Any, model: nn.Module | None,
     check_data(runner.inputs, data)
     batched = batched_names(runner.inputs, data)
     rows = take_rows(data, batched, min(_COMPARED_ROWS, _rows_of(data, batched)))
+    runner(**rows)  # refuses what does not fit, in its own words
     work = Work(path, folder, rows, data, batched)
     if model is None:
         return work

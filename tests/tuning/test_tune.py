@@ -20,7 +20,7 @@ from nnorm_export import InputError, ModelFileError, NnormExportError, TuneRepor
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError
 from nnorm_export.runtimes import processor as processors
-from nnorm_export.tuning import measure, plan as plans
+from nnorm_export.tuning import measure, plan as plans, race as races, service as services
 from nnorm_export.tuning.fresh_process import Start
 from nnorm_export.tuning.variants import VARIANTS, Variant, Work
 
@@ -30,7 +30,8 @@ FEW = ("primitives",)
 
 @pytest.fixture(scope="module")
 def network() -> nn.Module:
-    return Case(lambda: nn.Sequential(conv_norm_relu(3, 8), Block(8, 16), nn.Flatten(), nn.Linear(1008, 5)), 2).network()
+    layers = (conv_norm_relu(3, 8), Block(8, 16), nn.Flatten(), nn.Linear(1008, 5))
+    return Case(lambda: nn.Sequential(*layers), 2).network()
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +54,14 @@ def source(exported: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start takes two seconds; one test has real ones."""
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few turns, and no new processes, which take two seconds; one test has real ones."""
+    monkeypatch.setattr(races, "_LAST_TURNS", (2, 2))
     monkeypatch.setattr(measure, "start_of", lambda *_: Start(1.5, 2**28))
 
 
 def quickly(source: Any, inputs: Any, *args: Any, **options: Any) -> TuneReport:
-    return tune(source, inputs, *args, **{"minutes": 0.02, "threads": [1], "only": FEW} | options)
+    return tune(source, inputs, *args, **{"threads": [1], "only": FEW} | options)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
@@ -82,6 +84,12 @@ def shift(model: onnx.ModelProto, by: float) -> None:
     array = onnx.numpy_helper.to_array(bias).copy()
     array[2] += by
     bias.CopyFrom(onnx.numpy_helper.from_array(array, bias.name))
+
+
+def _change(path: Path) -> None:
+    model = onnx.load(path)
+    model.doc_string = "another file"
+    onnx.save(model, path)
 
 
 def test_the_winner_is_written_and_opened_as_it_was_measured(source: Path, images: Array) -> None:
@@ -112,9 +120,9 @@ def test_every_row_says_what_became_of_it(source: Path, images: Array) -> None:
     assert report.winner in report.rows
     assert not report.winner.state
     assert report.winner.start == 1.5
-    assert report.winner.ratio == min(row.ratio for row in report.rows if row.ratio and not row.state) or (
-        report.winner.ratio is not None and report.winner.ratio <= 1.02
-    )
+    finalists = [row.ratio for row in report.rows if row.ratio and not row.state]
+    assert report.winner.ratio is not None
+    assert 0.98 * report.winner.ratio <= min(finalists), "the fastest, or a simpler one that is as fast"
 
 
 def test_bodies_are_a_candidate_beside_kernels(source: Path, images: Array) -> None:
@@ -146,9 +154,7 @@ def test_a_wrong_candidate_is_compared_with_pytorch(
     assert all(row.out for row in report.rows if row.name == "primitives")
 
 
-def test_the_metric_refuses_what_loses_too_much(
-    source: Path, images: Array, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_metric_refuses_what_loses_too_much(source: Path, images: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = load(source)(images)[0].argmax(1)
     planted(monkeypatch, "int8", lambda model: shift(model, 100.0))
     report = quickly(source, images, only=["int8"], metric="top1", reference=labels, within=0.1)
@@ -159,6 +165,15 @@ def test_the_metric_refuses_what_loses_too_much(
     planted(monkeypatch, "int8", lambda _: None)
     passed = quickly(source, images, only=["int8"], metric="top1", reference=labels, within=0.1)
     assert any(row.name == "int8" and row.milliseconds for row in passed.rows)
+
+
+def test_the_given_file_must_pass_itself(source: Path, images: Array) -> None:
+    wrong = (load(source)(images)[0].argmax(1) + 1) % 5
+    with pytest.raises(NnormExportError, match=r"net\.onnx itself fails the metric: top1 is 0, at least 0\.9"):
+        quickly(source, images, metric="top1", reference=wrong, at_least=0.9)
+    with pytest.raises(InputError, match="top1: 2 labels for 6 outputs"):
+        quickly(source, images, metric="top1", reference=wrong[:2], at_least=0.9)
+    assert not source.with_name("net.tuned.json").exists()
 
 
 def test_int8_needs_a_metric(source: Path, images: Array) -> None:
@@ -176,7 +191,7 @@ def test_a_model_is_exported_and_tried_in_the_formats_of_pytorch(
     network: nn.Module, images: Array, tmp_path: Path
 ) -> None:
     output = tmp_path / "new.tuned.json"
-    report = quickly(network, (torch.from_numpy(images),), output, only=["torchscript", "float16"], minutes=0.7)
+    report = quickly(network, (torch.from_numpy(images),), output, only=["torchscript", "float16"])
     names = {row.name: row for row in report.rows}
     assert names["torchscript"].milliseconds
     assert names["float16"].error_share is not None
@@ -215,13 +230,15 @@ def test_replay_measures_what_was_listed(source: Path, images: Array) -> None:
     assert {str(row.candidate) for row in again.rows} == {str(row.candidate) for row in first.rows}
     assert again.repeated is not None
     assert first.path.read_bytes() == before
-    source.write_bytes(onnx.load(source).SerializeToString() + b"\x42\x00")  # an empty domain
+    _change(source)
     with pytest.raises(InputError, match="was written for another file"):
         quickly(source, images, replay=first.path)
 
 
-def test_a_target_is_written_for_services(source: Path, images: Array) -> None:
-    report = quickly(source, images, only=[], qps=100, p99="2s", minutes=0.6)
+def test_a_target_is_written_for_services(source: Path, images: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(services, "_REQUESTS", 50)
+    report = quickly(source, images, only=[], qps=100, p99="2s")
     assert report.service is not None
     assert report.service.chosen is not None
     service = json.loads(report.path.read_text())["service"]
@@ -250,16 +267,16 @@ def test_another_machine_and_another_file(source: Path, images: Array, monkeypat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(report.path)
-    monkeypatch.setattr("nnorm_export.runtimes.processor", lambda: "Another CPU")
+    monkeypatch.setattr(processors, "processor", lambda: "Another CPU")
     with pytest.warns(UserWarning, match="this machine has Another CPU"):
         load(report.path)
     with pytest.raises(NnormExportError, match=r"runtime reference: .* says how net.tuned.onnx is opened"):
         load(report.path, "reference")
-    report.file.write_bytes(report.file.read_bytes() + b"\x42\x00")
+    _change(report.file)
     with pytest.raises(ModelFileError, match=r"net.tuned.onnx is another file .*nnorm-export tune net.onnx"):
         load(report.path)
     report.file.unlink()
-    with pytest.raises(ModelFileError, match="net.tuned.onnx"):
+    with pytest.raises(ModelFileError, match=r"net\.tuned\.onnx"):
         load(report.path)
 
 
@@ -316,8 +333,7 @@ def test_wrong_inputs_and_outputs(source: Path, images: Array, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx"]
 
 
-def test_a_file_of_another_model_is_refused(source: Path, images: Array, network: nn.Module) -> None:
-    torch.manual_seed(7)
+def test_a_file_of_another_model_is_refused(source: Path, images: Array) -> None:
     other = Case(lambda: nn.Sequential(conv_norm_relu(3, 8), nn.Flatten(), nn.Linear(504, 5)), 5).network()
     with pytest.raises(NnormExportError, match="does not compute what the model computes, so that nothing is tuned"):
         quickly(source, images, model=other)
