@@ -308,6 +308,8 @@ def _replay(path: str, folder: str, model: OptionalModelOptions, options: Verify
             print_bits(bits)
 
     output.show(as_json if bits is None else as_json | {"bits": bits.to_json()}, print_text)
+    if report.outputs_pass and not report:
+        output.fail(f"{path} fails by the metric of {folder}, {report.reason}")
     if not report:
         output.fail(
             f"{path} does not compute what {folder} certifies: {report.reason}. To find the layer that differs, "

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.metrics.gate import Gate, MetricReport
 from nnorm_export.models.arguments import bind, tensors_in
+from nnorm_export.parity.certificates.metrics import is_replayable
 from nnorm_export.parity.reference.pytorch_model import PyTorchModel, as_taken
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.runtimes import Runner
@@ -28,6 +30,12 @@ class Judge:
     def __init__(self, gate: Gate, model: nn.Module, pytorch: PyTorchModel, example: Mapping[str, Any]) -> None:
         self._gate, self._model, self._pytorch = gate, model, pytorch
         self.original = [] if gate.takes_loader else pytorch.run_in_own_dtype(example)
+
+    @property
+    def labels_and_output(self) -> tuple[Array, Array] | None:
+        """What a certificate keeps, so that the metric can be computed again; None if it cannot."""
+        labels = self._gate.labels
+        return (labels, self.original[0]) if isinstance(labels, np.ndarray) and is_replayable(self._gate) else None
 
     def of_file(self, runner: Runner, case: Case) -> MetricReport:
         """The metric of the file that ``runner`` runs; ``case`` has its outputs on the given inputs."""

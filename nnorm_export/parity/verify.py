@@ -22,6 +22,7 @@ from nnorm_export.models.ambient import neutral
 from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.as_computed import as_computed
+from nnorm_export.parity.certificates.metrics import require_replayable
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.judging import Judge
 from nnorm_export.parity.reference.beyond_float16 import is_infinite
@@ -140,6 +141,8 @@ def verify(
     by_metric_alone = criterion == METRIC
     if private_key is not None and certificate is None:
         raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
+    if gate is not None and by_metric_alone and certificate is not None:
+        require_replayable(gate)
     new_certificate = None if certificate is None else NewCertificate.of(path, certificate, private_key)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     step("open")
@@ -159,7 +162,8 @@ def verify(
         report = replace(report, other_weights=others, suspects=[] if others else report.suspects)
     if new_certificate is not None and report:
         step("write the certificate")
-        new_certificate.write(runner, comparison, cases, report)
+        given = None if judge is None else judge.labels_and_output
+        new_certificate.write(runner, comparison, cases, report, given)
     return report
 
 

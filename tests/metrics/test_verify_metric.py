@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from nnorm_export import InputError, ParityReport, export, layers, quantize, verify, write_report
+from nnorm_export import InputError, ParityReport, export, layers, quantize, replay, verify, write_report
 from nnorm_export.cli.metrics import read_reference
 from nnorm_export.metrics.gate import Gate
 from nnorm_export.testing import assert_parity
@@ -341,3 +341,54 @@ def test_labels_of_texts_are_lines_of_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.arange(3))
     np.savez(tmp_path / "one.npz", y=np.arange(3))
     assert [list(read_reference(str(tmp_path / name))) for name in ("one.npy", "one.npz")] == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("dtype", [None, "fp16"])
+def test_a_certificate_keeps_what_the_metric_is_computed_from(dtype: str | None, int8: Planted, tmp_path: Path) -> None:
+    path = export(int8.model, int8.inputs, tmp_path / "m.onnx", dtype=dtype).path
+    given: dict[str, Any] = {"metric": "top1", "reference": int8.labels, "within": "1%"}
+    report = verify(path, int8.model, int8.inputs, certificate=tmp_path / "parity", **given)
+    assert report, report
+    again = replay(path, tmp_path / "parity")
+    assert again
+    assert again.metric == report.metric
+    labels = tmp_path / "parity" / "metric" / "label_0.pb"
+    others = (int8.labels.numpy() + 1) % 4
+    labels.write_bytes(numpy_helper.from_array(others, "label").SerializeToString())
+    assert replay(path, tmp_path / "parity").metric != report.metric
+    labels.write_bytes(b"")
+    with pytest.raises(InputError, match=r"the certificate is damaged \(metric: "):
+        replay(path, tmp_path / "parity")
+    assert verify(path, int8.model, int8.inputs, certificate=tmp_path / "parity"), "it replaces the certificate"
+    assert replay(path, tmp_path / "parity").metric is None
+
+
+def test_a_certificate_of_int8_is_replayed_by_the_metric(int8: Planted, tmp_path: Path) -> None:
+    report = by_metric(int8.honest, int8, certificate=tmp_path / "parity")
+    again = replay(int8.honest, tmp_path / "parity")
+    assert again
+    assert again.by_metric_alone
+    assert (again.metric, again.criterion) == (report.metric, report.criterion)
+    certificate = tmp_path / "parity" / "certificate.json"
+    stored = json.loads(certificate.read_text())
+    stored["metric"]["at_least"] = 1.5
+    certificate.write_text(json.dumps(stored))
+    assert "at least 1.5 is asked for" in replay(int8.honest, tmp_path / "parity").reason
+    assert "fails by the metric of" in fails_of_replay(int8.honest, tmp_path / "parity")
+    with pytest.raises(InputError, match="needs a built-in metric with an array of labels, and accuracy cannot be"):
+        by_metric(int8.honest, int8, metric=accuracy, certificate=tmp_path / "other")
+
+
+def fails_of_replay(path: Path, folder: Path) -> str:
+    return run("verify", path, "--replay", folder, code=1).stderr
+
+
+def test_a_metric_of_the_user_is_shown_as_it_was_recorded(int8: Planted, tmp_path: Path) -> None:
+    path = export(int8.model, int8.inputs, tmp_path / "m.onnx").path
+    options: dict[str, Any] = {"metric": accuracy, "reference": int8.labels, "at_least": 0.5}
+    report = verify(path, int8.model, int8.inputs, certificate=tmp_path / "parity", **options)
+    again = replay(path, tmp_path / "parity")
+    assert report.metric is not None
+    assert again.metric is not None
+    assert again.metric.value == report.metric.value
+    assert "as recorded, not computed again" in again.metric.note

@@ -4,7 +4,8 @@ A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data
 PyTorch's results ``output_N.pb``. ``float64_0`` holds the results in float64 if there are any, and ``allowed_error_0``
 the allowed error of each element that counts. ``counted_0`` says which these are, if not all do. Further inputs that
 were compared follow as ``test_data_set_1``. ``bits`` in ``certificate.json`` are digests of what the runtime computed
-in each normalization and output on ``test_data_set_0``. ``model.sig`` is its signature, if it has one:
+in each normalization and output on ``test_data_set_0``. ``metric`` has what a metric of the user is computed from
+(:mod:`nnorm_export.parity.certificates.metrics`). ``model.sig`` is its signature, if it has one:
 :mod:`nnorm_export.parity.certificates.signatures`.
 """
 
@@ -28,7 +29,8 @@ from nnorm_export.runtimes.tensorrt import is_engine
 
 CERTIFICATE = "certificate.json"
 DATA, FLOAT64, ALLOWED_ERROR, COUNTED = "test_data_set_{}", "float64_{}", "allowed_error_{}", "counted_{}"
-FORMAT, WITH_COUNTED = 4, 5  # of a certificate in which all elements count, and of one with folders ``counted_N``
+# Of a certificate in which all elements count, of one with folders ``counted_N``, and of one with a metric.
+FORMAT, WITH_COUNTED, WITH_METRIC = 4, 5, 6
 SETS = 5  # the inputs of the user, changed ones, up to two with other masks, and one with other integers
 
 
@@ -58,7 +60,7 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 def _read_certificate(folder: Path) -> dict[str, Any]:
     certificate = read_json(folder)
-    if certificate["format"] not in (FORMAT, WITH_COUNTED):
+    if certificate["format"] not in (FORMAT, WITH_COUNTED, WITH_METRIC):
         raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
     if missing := {"sha256", "criteria", "data_sets", "computed_in"} - certificate.keys():
         raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")

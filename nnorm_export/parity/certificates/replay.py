@@ -16,6 +16,7 @@ from nnorm_export.files.onnx_file import companions
 from nnorm_export.parity.as_computed import as_computed, outputs_inside
 from nnorm_export.parity.certificates import signatures
 from nnorm_export.parity.certificates.files import ALLOWED_ERROR, COUNTED, DATA, FLOAT64, certificate_of, read_tensors
+from nnorm_export.parity.certificates.metrics import metric_of
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison, criterion_text
 from nnorm_export.parity.verdict.criteria import Criterion
@@ -79,8 +80,16 @@ def _replay(path: Path, folder: Path, runtime: str | None, trust_pickle: bool, p
     is_double = any(info.dtype.name == "float64" for info in runner.outputs)
     text = criterion_text(outputs, criteria, is_double=is_double, has_float64=cases[0].float64 is not None)
     only = str(certificate.get("given_only", ""))
+    metric, by_metric_alone = metric_of(folder, certificate, cases[0].actual)
     report = ParityReport(
-        runner.runtime, text, outputs, runner.implementations, given_only=only, least_batch=runner.least_batch
+        runner.runtime,
+        str(certificate.get("decided_by", text)) if by_metric_alone else text,
+        outputs,
+        runner.implementations,
+        given_only=only,
+        least_batch=runner.least_batch,
+        metric=metric,
+        by_metric_alone=by_metric_alone,
     )
     if signatures.is_signed(folder):
         report = replace(report, signature="not checked" if public_key is None else "checked")

@@ -17,7 +17,7 @@ from nnorm_export.errors import ExportError, InputError, ModelFileError
 from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.parity.as_computed import of_file
-from nnorm_export.parity.certificates import files, signatures
+from nnorm_export.parity.certificates import files, metrics, signatures
 from nnorm_export.parity.certificates.bits import bits_of
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
@@ -67,8 +67,18 @@ class NewCertificate:
             signatures.check_private_key(key)
         return cls(Path(path), Path(folder), key, file_sha256(Path(path)))
 
-    def write(self, runner: Runner, comparison: Comparison, cases: Sequence[Case], report: ParityReport) -> None:
+    def write(
+        self,
+        runner: Runner,
+        comparison: Comparison,
+        cases: Sequence[Case],
+        report: ParityReport,
+        labels_and_output: tuple[Array, Array] | None = None,
+    ) -> None:
         """Writes the certificate, whole or not at all; an older certificate in the folder is replaced.
+
+        Args:
+            labels_and_output: what the metric of ``report`` is computed from; None if it cannot be computed again.
 
         Raises:
             ModelFileError: the file is another now.
@@ -78,7 +88,7 @@ class NewCertificate:
         check_folder(self.folder)
         cases = [of_file(runner, case) for case in cases]
         certificate = {
-            "format": files.FORMAT if cases[0].counted is None else files.WITH_COUNTED,
+            "format": _format_of(cases, report),
             "file": self.path.name,
             "sha256": self.sha256,
             "runtime": report.runtime,
@@ -90,6 +100,8 @@ class NewCertificate:
             "least_batch": report.least_batch,
             "data_sets": len(cases),
             "computed_in": comparison.computed_in,
+            "metric": None if report.metric is None else report.metric.to_json(),
+            "by_metric_alone": report.by_metric_alone,
             "bits": bits_of(self.path, runner, runner.feed(cases[0].inputs, {})).to_json(),
             "versions": versions(),
         }
@@ -103,6 +115,9 @@ class NewCertificate:
                     for folder, arrays in zip(_FOLDERS, results, strict=True):
                         if arrays is not None:
                             _write_tensors(staged / folder.format(index), "output", comparison.outputs, arrays)
+                if labels_and_output is not None:
+                    for kind, array in zip(("label", "output"), labels_and_output, strict=True):
+                        _write_tensors(staged / metrics.FOLDER, kind, [kind], [array])
                 if self.private_key is not None:
                     signatures.sign(self.path, self.folder, staged, self.private_key)
                 if file_sha256(self.path) != self.sha256:
@@ -111,6 +126,12 @@ class NewCertificate:
             cause = error if isinstance(error, OSError) else error.__cause__
             reason = getattr(cause, "strerror", None) or error
             raise InputError(f"{self.folder}: cannot be written ({reason}); name another folder") from error
+
+
+def _format_of(cases: Sequence[Case], report: ParityReport) -> int:
+    if report.metric is not None:
+        return files.WITH_METRIC
+    return files.FORMAT if cases[0].counted is None else files.WITH_COUNTED
 
 
 def versions() -> dict[str, str]:
@@ -132,7 +153,7 @@ def _is_replaceable(folder: Path) -> bool:
     except InputError:
         return False
     folders = {name.format(index) for name in _FOLDERS for index in range(files.SETS)}
-    return names <= {files.CERTIFICATE, signatures.SIGNATURE, *folders}
+    return names <= {files.CERTIFICATE, signatures.SIGNATURE, metrics.FOLDER, *folders}
 
 
 def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array | None]) -> None:

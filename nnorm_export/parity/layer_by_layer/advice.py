@@ -16,7 +16,8 @@ def bisect_advice(path: str, command: str) -> str:
     if description.quantization is not None:
         return (
             f". It is quantized ({description.quantization}), and roundings to 8 bits are greater than the error "
-            "budget: give --rtol and --atol, or see what nnorm-export quantize reports with the model"
+            "budget: let a metric decide, --criterion metric --metric NAME, give --rtol and --atol, or see what "
+            "nnorm-export quantize reports with the model"
         )
     if description.format != "onnx" or DOMAIN not in description.nodes or description.optimized_for is not None:
         return ""
