@@ -27,6 +27,7 @@ from .library import (
     get_plugin_path as get_plugin_path,
     register as register,
 )
+from .metrics.gate import Gate as Gate, MetricReport as MetricReport
 from .models.decoders import (
     decoder_arguments as decoder_arguments,
     encoder_decoder_arguments as encoder_decoder_arguments,

@@ -329,7 +329,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
             *([f"{output.max_rel_diff:.1e}"] if verbose else ()),
             "-" if output.top1_agreement is None else f"{output.top1_agreement:.2%}",
             str(output.rows),
-            output.verdict,
+            output.verdict + (", which does not decide" if report.by_metric_alone and not output.passed else ""),
         )
         for output in (*report.outputs, *by_bodies)
     ]
@@ -353,7 +353,7 @@ def print_parity(report: ParityReport | None, *, other: str = "PyTorch", verbose
 def print_metric(report: MetricReport) -> None:
     """Prints a metric of the user: its values, what is asked for, and the notes."""
     asked = f"; {report.asked} asked for" if report.asked else ""
-    verdict = f" {report.verdict}" if report.asks or not report else ""
+    verdict = f": {report.verdict}" if report.asks or not report else ""
     print_facts([(f"metric {report.name}", f"{report.measured}{asked}{verdict}"), ("", report.note)])
 
 

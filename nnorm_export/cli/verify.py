@@ -163,7 +163,8 @@ def _fail(path: str, report: ParityReport, model: OptionalModelOptions, options:
 
 
 def _about_metric(report: ParityReport) -> str:
-    if report.by_metric_alone:
+    metric = report.metric
+    if report.by_metric_alone or metric is None or metric.within is None or metric.loss <= metric.within:
         return ""
     return ". The errors of the outputs are allowed by the criterion, but they decide near ties and thresholds"
 

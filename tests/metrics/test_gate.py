@@ -315,6 +315,24 @@ def test_each_form_is_asked_for_by_its_function() -> None:
         Gate.of("top1", iter([(1, 2, 3)])).judge_calls(Runs(1), Runs(2))
 
 
+def test_the_example_of_a_detector() -> None:
+    """The function in docs/parity.md: 3 of 4 objects are found by the reference, and 2 by the file."""
+    page = (Path(__file__).parents[2] / "docs" / "parity.md").read_text()
+    (code,) = (block for block in page.split("```python\n")[1:] if block.startswith("def recall"))
+    names: dict[str, Any] = {"torch": torch}
+    exec(code.partition("```")[0], names)
+    first = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]])
+    objects = [first, first + 100]
+    found = torch.stack([first, first + torch.tensor([[100.0], [106.0]])])  # the last overlaps by 16 of 184
+
+    def detector(scores: list[list[float]]) -> Callable[..., list[Array]]:
+        return lambda _: [found.numpy(), np.array(scores, np.float32)]
+
+    gate = Gate.of(names["recall"], iter([(torch.zeros(2, 3), objects)]), within=0.3)
+    report = gate.judge_calls(detector([[0.9, 0.2], [0.9, 0.9]]), detector([[0.9, 0.8], [0.9, 0.9]]))
+    assert (report.value, report.reference, report.samples) == (0.5, 0.75, 2)
+
+
 def broken() -> Iterator[Any]:
     yield from ()
     raise OSError("no disk")

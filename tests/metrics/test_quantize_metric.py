@@ -139,7 +139,7 @@ def test_the_command_line(data: Data, tmp_path: Path, monkeypatch: pytest.Monkey
     first = ("quantize", data.path, "--calibrate", "data.npz", "-o", "int8.onnx", "--metric", "top1")
     shown = run(*first, "--data", "data.npz:y", "--within", "2%").stdout
     assert "metric top1" in shown
-    assert "a loss of at most 0.02 asked for passed" in shown
+    assert "a loss of at most 0.02 asked for: passed" in shown
     found = json.loads(run(*first, "--data", "data.npz:y", "--min-metric", "90%", "--json").stdout)
     assert found["metric"]["at_least"] == 0.9
     refused = (*first, "--test", "ties.npz", "--data", "ties.npz:y", "--within", "2%")

@@ -297,7 +297,7 @@ LABELS = ("--data", "data.npz:y")
 def test_the_command_line(folder: Path, planted: Planted) -> None:
     found = run("verify", planted.honest, *REAL, "--metric", "top-1", *LABELS, "--within", "1%", "--at-least", "0.99")
     assert "metric top1" in found.stdout
-    assert "at least 0.99 and a loss of at most 0.01 asked for passed" in found.stdout
+    assert "at least 0.99 and a loss of at most 0.01 asked for: passed" in found.stdout
     failed = run("verify", planted.wrong, *REAL, "--metric", "top1", *LABELS, "--within", "0.3%", code=1)
     assert f"error: {planted.wrong} fails by the metric, top1 loses 0." in failed.stderr
     assert "bisect" not in failed.stderr
