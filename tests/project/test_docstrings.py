@@ -39,7 +39,7 @@ class Silent(doctest.OutputChecker):
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the examples take for granted: a trained model, its inputs, and a file of it in the working directory."""
+    """What the examples take for granted: a trained model, its inputs and labels, and a file of it in the working directory."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     images = torch.randn(8, 3, 16, 16)
@@ -54,6 +54,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "convert_normal_norm": convert_normal_norm,
         "model": model,
         "images": images,
+        "labels": model(images).argmax(1),
     }
 
 
