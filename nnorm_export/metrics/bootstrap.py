@@ -38,16 +38,11 @@ class Interval:
 
 
 def interval_of_statistics(file: Statistics, reference: Statistics) -> Interval:
-    """The interval of a built-in metric of the file minus that of the reference.
-
-    If no sample's outcome differs, no resample differs either. Then the interval is the exact one of the share of
-    samples that differ, of which n show none: 1 - 0.025^(1/n), which is 3.7/n.
-    """
+    """The interval of a built-in metric of the file minus that of the reference."""
     count = file.count
     one, other = file.outcomes, reference.outcomes
-    if one is not None and other is not None and count > 1 and np.array_equal(one, other):
-        most = 1 - ((1 - _CONFIDENCE) / 2) ** (1 / count)
-        return Interval((-most, most))
+    if one is not None and other is not None and count > 1:
+        return _interval_of_outcomes(one.astype(np.int64) - other.astype(np.int64))
 
     def differences(indices: Array) -> Array:
         resamples = len(indices)
@@ -57,6 +52,33 @@ def interval_of_statistics(file: Statistics, reference: Statistics) -> Interval:
         return difference
 
     return interval(differences, count, max(1, _AT_ONCE // max(count, 1)))
+
+
+def _interval_of_outcomes(differences: Array) -> Interval:
+    """The interval of the mean of ``differences``, each -1, 0 or 1: what is drawn is how many there are of each.
+
+    If no sample's outcome differs, no resample differs either. Then the interval is that of the share of samples that
+    differ.
+    """
+    count = len(differences)
+    worse, better = int((differences < 0).sum()), int((differences > 0).sum())
+    if worse == better == 0:
+        most = _most_that_differ(count)
+        return Interval((-most, most))
+    shares = np.array([worse, better, count - worse - better]) / count
+    drawn = np.random.default_rng(_SEED).multinomial(count, shares, RESAMPLES)
+    return Interval(_percentiles((drawn[:, 1] - drawn[:, 0]) / count))
+
+
+def _most_that_differ(count: int) -> float:
+    """1 - 0.025^(1/n): the greatest share of samples that differ, if none of n does; about 3.7/n."""
+    share: float = 1 - ((1 - _CONFIDENCE) / 2) ** (1 / count)
+    return share
+
+
+def _percentiles(values: Array) -> tuple[float, float]:
+    low, high = np.percentile(values, [50 * (1 - _CONFIDENCE), 50 * (1 + _CONFIDENCE)])
+    return float(low), float(high)
 
 
 def interval(differences: Callable[[Array], Array], count: int, at_once: int = 1, unit: str = "samples") -> Interval:
@@ -84,6 +106,7 @@ def interval(differences: Callable[[Array], Array], count: int, at_once: int = 1
         return Interval(
             None, f"no interval: the metric is not a finite number in {len(values) - len(finite)} resamples"
         )
-    low, high = np.percentile(finite, [50 * (1 - _CONFIDENCE), 50 * (1 + _CONFIDENCE)])
-    fewer = "" if done == RESAMPLES else f"the interval is of {done} resamples, because the metric is slow"
-    return Interval((float(low), float(high)), fewer)
+    notes = [] if done == RESAMPLES else [f"the interval is of {done} resamples, because the metric is slow"]
+    if not finite.any():
+        notes.append(f"no resample differs, and {_most_that_differ(count):.2g} of all {unit} may")
+    return Interval(_percentiles(finite), "; ".join(notes))

@@ -10,6 +10,7 @@ import numpy as np
 from nnorm_export.dtypes import Array, as_array, is_float
 from nnorm_export.errors import InputError
 
+BATCHES = "a list of batches (inputs, labels) is given as iter(batches)"
 OWN = "or give a function of your own, f(outputs, labels)"
 
 
@@ -26,7 +27,9 @@ def array_of(value: Any, metric: str, what: str) -> Array:
     try:
         array = as_array(value)
     except ValueError as error:  # rows of several lengths
-        raise InputError(f"{metric}: the {what} are no array ({error}); give rows of one shape, {OWN}") from error
+        raise InputError(
+            f"{metric}: the {what} are no array ({error}); give rows of one shape, {OWN}; {BATCHES}"
+        ) from error
     if array.dtype == bool or np.issubdtype(array.dtype, np.integer):
         return array
     if is_float(array.dtype):

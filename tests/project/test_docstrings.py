@@ -39,7 +39,7 @@ class Silent(doctest.OutputChecker):
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the examples take for granted: a trained model, inputs, labels, and a file of it in the working directory."""
+    """What the examples take for granted: a trained model, inputs, labels, and a file in the working directory."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     images = torch.randn(8, 3, 16, 16)
