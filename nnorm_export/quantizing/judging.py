@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,47 +12,29 @@ from nnorm_export.errors import InputError, reported_as
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.metrics.gate import Gate, MetricReport
 from nnorm_export.quantizing.reference import Reference
-from nnorm_export.runtimes import Runner, load
+from nnorm_export.runtimes import Runner
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from nnorm_export.files.onnx_file import ModelFile
-    from nnorm_export.parity.reference.pytorch_model import Passthrough
-
-Original = Callable[..., list[Array]]
+Model = Callable[..., list[Array]]
 
 
-def judged(
-    gate: Gate, runner: Runner, actual: Sequence[Sequence[Array]], reference: Reference, original: Original
-) -> MetricReport:
+def judged(gate: Gate, runner: Runner, actual: Sequence[Sequence[Array]], reference: Reference) -> MetricReport:
     """The metric of the quantized file.
 
     Args:
         runner: of the quantized file.
         actual: its outputs on the inputs of ``reference``, batch by batch.
-        original: runs the reference on arrays, for a metric that takes a loader.
 
     Raises:
         InputError: the labels do not fit the data, or the metric fails.
     """
     if gate.takes_loader:
-        return gate.judge_calls(taking(runner, runner.inputs), original, reference_name=reference.source)
+        models = (taking(model, runner.inputs) for model in (runner, reference.opened()))
+        return gate.judge_calls(*models, reference_name=reference.source)
     found, true = (_concatenated(batches, reference.data) for batches in (actual, reference.expected))
     return gate.judge(found, true, reference_name=reference.source)
 
 
-def original_of(file: ModelFile, model: nn.Module | None, passthrough: Passthrough) -> Original:
-    """What runs the reference: ``model``, or ``file`` if it is None."""
-    if model is None:
-        runner = load(file.path, "onnxruntime")
-        return taking(runner, runner.inputs)
-    from nnorm_export.parity.reference.pytorch_model import callable_in_float32  # noqa: PLC0415 - needs PyTorch
-
-    return callable_in_float32(model, passthrough)
-
-
-def taking(model: Original, infos: Sequence[TensorInfo]) -> Original:
+def taking(model: Model, infos: Sequence[TensorInfo]) -> Model:
     """``model``, called with floating-point arrays in the dtypes of ``infos``, its inputs: a loader may have others."""
     dtypes = {info.name: info.dtype for info in infos}
 

@@ -20,7 +20,7 @@ from nnorm_export.quantizing.accuracy import OutputAccuracy, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
 from nnorm_export.quantizing.calibration import Progress, no_progress
 from nnorm_export.quantizing.calibration_data import Data, batches_of
-from nnorm_export.quantizing.judging import judged, original_of
+from nnorm_export.quantizing.judging import judged
 from nnorm_export.quantizing.layers import layers_of, with_norms
 from nnorm_export.quantizing.measure import Calibrated, measure
 from nnorm_export.quantizing.qdq import PRODUCTS, Settings
@@ -178,9 +178,7 @@ def quantize(
         refuse_constant(expected)
 
     def judge(runner: Runner, actual: Sequence[Sequence[Array]]) -> MetricReport | None:
-        if gate is None:
-            return None
-        return judged(gate, runner, actual, expected, original_of(source, model, passthrough))
+        return None if gate is None else judged(gate, runner, actual, expected)
 
     with tempfile.TemporaryDirectory() as folder:
         calibrated = measure(request, feeds, Path(folder))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,12 +31,14 @@ class Reference:
     Attributes:
         source: where the outputs come from: ``the float32 file`` or ``PyTorch``.
         data: which inputs they are: ``test`` or ``calibration``.
+        opened: opens what computes the outputs of other inputs.
     """
 
     source: str
     data: str
     feeds: Sequence[Feed]
     expected: Sequence[Sequence[Array]]
+    opened: Callable[[], Callable[..., list[Array]]]
 
     def first(self, batches: int) -> Reference:
         return replace(self, feeds=self.feeds[:batches], expected=self.expected[:batches])
@@ -94,8 +96,9 @@ def reference_of(
     """
     if model is None:
         runner = load(file.path, "onnxruntime")
-        return Reference("the float32 file", data, feeds, [runner(**feed) for feed in feeds])
-    from nnorm_export.parity.reference.pytorch_model import outputs_in_float32  # noqa: PLC0415 - needs PyTorch
+        expected = [runner(**feed) for feed in feeds]
+        return Reference("the float32 file", data, feeds, expected, lambda: load(file.path, "onnxruntime"))
+    from nnorm_export.parity.reference.in_float32 import callable_in_float32, outputs_in_float32  # noqa: PLC0415 - needs PyTorch
 
     results = outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
     infos = outputs_of(file.proto)
@@ -110,4 +113,4 @@ def reference_of(
                 f"{type(model).__name__} returns {info.name} of shape {list(found.shape)}, {file.path} returns "
                 f"{info}: give the model that the file was made from"
             )
-    return Reference("PyTorch", data, feeds, results)
+    return Reference("PyTorch", data, feeds, results, lambda: callable_in_float32(model, passthrough))

@@ -60,20 +60,6 @@ def observe(
     return reference.run_with_hooks(cast(bound(model, inputs), torch.float32), paths)[1]
 
 
-def outputs_in_float32(
-    model: nn.Module, batches: Iterable[Sequence[Array]], passthrough: Passthrough = ()
-) -> list[list[Array]]:
-    """Returns the outputs of ``model`` in float32 on each batch of inputs, by position."""
-    reference = PyTorchModel(model, torch.float32, passthrough)
-    return [reference.run(bound(model, [torch.from_numpy(array) for array in batch])) for batch in batches]
-
-
-def callable_in_float32(model: nn.Module, passthrough: Passthrough = ()) -> Callable[..., list[Array]]:
-    """Returns a function that runs ``model`` in float32 on arrays, by position or by name."""
-    reference = PyTorchModel(model, torch.float32, passthrough)
-    return lambda *args, **kwargs: reference.run(cast(bind(model, args, kwargs), torch.float32))
-
-
 class LayerCall(NamedTuple):
     """The input and output of one call of a layer."""
 
