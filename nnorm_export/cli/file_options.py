@@ -77,7 +77,8 @@ class QuantizeOptions:
         panels.quantization(
             "--method NAME",
             "How the range of a tensor is found. minmax (default): its least and greatest value. percentile: without "
-            "the rarest values. entropy: the range that loses least information.",
+            "the rarest values. entropy: the range that loses least information. dynamic: in each call, for products "
+            "of matrices alone.",
             **panels.one_of("nnorm_export.quantizing.calibration:METHODS"),
         ),
     ] = "minmax"

@@ -144,7 +144,7 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
         [
             ("file", str(report.path)),
             ("size", f"{size_text(report.size)}, in float32 {size_text(report.float_size)}"),
-            ("calibrated", f"{report.samples} samples, {report.method}; {report.activation}, {_weights(report)}"),
+            ("calibrated", f"{_calibration(report)}; {report.activation}, {_weights(report)}"),
             ("int8", f"{len(report.quantized)} of {len(report.layers)} layers"),
             *(("float", f"{count}: {why}") for why, count in kept.items()),
             ("normalizations", norms),
@@ -169,6 +169,14 @@ def _print(report: QuantizeReport, verbose: bool) -> None:
     if report.metric is not None:
         print_metric(report.metric)
     print_facts([("compared with", f"{report.reference} on the {report.compared} data")])
+
+
+def _calibration(report: QuantizeReport) -> str:
+    return (
+        "in each call, without calibration"
+        if report.method == "dynamic"
+        else f"{report.samples} samples, {report.method}"
+    )
 
 
 def _weights(report: QuantizeReport) -> str:

@@ -10,7 +10,8 @@ from nnorm_export.errors import InputError, ModelFileError, first_line
 from nnorm_export.process import redirected
 from nnorm_export.quantizing.calibration_data import Feed
 
-METHODS = ("minmax", "entropy", "percentile")
+DYNAMIC = "dynamic"  # the method without calibration
+METHODS = ("minmax", "entropy", "percentile", DYNAMIC)
 _CALIBRATION_METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 Progress = Callable[[str, float], None]
 

@@ -15,6 +15,7 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.files.onnx_file import ModelFile, read_with_weights
 from nnorm_export.graphs.forms import apply_form
 from nnorm_export.names import DOMAIN
+from nnorm_export.quantizing.dynamic import with_dynamic_products
 from nnorm_export.quantizing.layers import layers_of, name_nodes
 from nnorm_export.quantizing.norms import use_tables
 from nnorm_export.quantizing.preparation import multiply_biases, separated
@@ -90,6 +91,14 @@ class FloatGraph:
 
     def quantized(self, ranges: Any, names: Sequence[str], settings: Settings) -> tuple[ir.Model, set[str]]:
         """The graph with the nodes ``names`` in int8, without bodies, and the names of the norms that are tables."""
+        if settings.dynamic:
+            per_channel = settings.weights == "per-channel"
+            made = with_dynamic_products(
+                separated(self.proto, names), names, per_channel=per_channel, reduce_range=settings.reduce_range
+            )
+            model = ir.from_proto(made)
+            model.graph.sort()
+            return model, set()
         model = ir.from_proto(with_qdq(separated(self.proto, names), ranges, names, settings))
         model.graph.sort()  # ONNX Runtime's quantizer appends nodes, and ONNX wants a value made before it is read
         return model, use_tables(model, self._ranks, names) if self._with_tables else set()

@@ -17,6 +17,7 @@ from nnorm_export.names import DOMAIN, DOMAIN_VERSION, METADATA_PREFIX
 from nnorm_export.quantizing.activations import ACTIVATIONS, join_activations
 from nnorm_export.quantizing.calibration import ranges_of
 from nnorm_export.quantizing.calibration_data import Feed, count_of
+from nnorm_export.quantizing.dynamic import without_weight
 from nnorm_export.quantizing.float_graph import ASKED_FOR, FloatGraph
 from nnorm_export.quantizing.layers import kept_nodes
 from nnorm_export.quantizing.request import Request
@@ -29,6 +30,7 @@ class Calibrated:
     """A float graph with the ranges of its tensors.
 
     Attributes:
+        ranges: those of ONNX Runtime's calibrator; None for the method ``dynamic``.
         samples: the number of samples that the ranges come from.
         floats: name of a node that stays float -> why.
         names: the nodes that compute in int8.
@@ -49,7 +51,8 @@ class Calibrated:
             model.opset_imports[DOMAIN] = DOMAIN_VERSION
             apply_form(model, request.form)
         model.producer_name, model.producer_version = "nnorm_export", __version__
-        about = f"{request.settings}, {request.method} on {self.samples} samples"
+        by = request.method if request.settings.dynamic else f"{request.method} on {self.samples} samples"
+        about = f"{request.settings}, {by}"
         entries = {"version": __version__, "quantization": about}
         if source.normalizations:
             entries["form"] = request.form
@@ -79,10 +82,14 @@ def measure(request: Request, feeds: Sequence[Feed], folder: Path) -> Calibrated
     if request.has_tables:
         join_activations(graph.proto, set(floats))
     floats = unsuitable(graph.proto, settings) | floats
+    if settings.dynamic:
+        floats = without_weight(graph.proto) | floats
     graph.names(settings, floats)  # raises its error before the calibration, which takes long
-    op_types = (*settings.op_types, *ACTIVATIONS)
-    ranges = ranges_of(graph.path, op_types, feeds, request.method, request.percentile, request.progress)
-    floats = without_range(graph.proto, ranges) | floats
+    ranges = None
+    if not settings.dynamic:
+        op_types = (*settings.op_types, *ACTIVATIONS)
+        ranges = ranges_of(graph.path, op_types, feeds, request.method, request.percentile, request.progress)
+        floats = without_range(graph.proto, ranges) | floats
     return Calibrated(
         request=request,
         graph=graph,

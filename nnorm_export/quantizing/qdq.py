@@ -18,6 +18,7 @@ from nnorm_export.errors import ModelFileError
 from nnorm_export.names import DOMAIN
 from nnorm_export.process import silent_loggers
 from nnorm_export.quantizing.activations import JOINED
+from nnorm_export.quantizing.dynamic import PRODUCTS_OF_MATRICES
 
 # Products have int8 kernels. What only moves numbers is quantized where its input is, with the same scale. Elementwise
 # operators and sums are quantized between maps of a convolutional network: a residual sum of a transformer is not,
@@ -58,15 +59,20 @@ class Settings:
     weights: str
     reduce_range: bool
     products_alone: bool
+    dynamic: bool = False
 
     def __str__(self) -> str:
         bits = " of 7 bits" if self.reduce_range else ""
+        if self.dynamic:
+            return f"activations {self.activation} by the values of each call, weights int8{bits} {self.weights}"
         where = " in front of products" if self.products_alone else ""
         return f"activations {self.activation}{where}, weights int8{bits} {self.weights}"
 
     @property
     def op_types(self) -> tuple[str, ...]:
         """The operators that are quantized."""
+        if self.dynamic:
+            return PRODUCTS_OF_MATRICES
         return PRODUCTS if self.products_alone else (*PRODUCTS, *MOVING, *ON_MAPS, *NORMS)
 
 

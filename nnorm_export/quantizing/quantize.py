@@ -18,14 +18,14 @@ from nnorm_export.metrics.gate import MetricReport
 from nnorm_export.names import listed
 from nnorm_export.quantizing.accuracy import OutputAccuracy, shortfalls, sqnr_of
 from nnorm_export.quantizing.by_layer import sqnr_by_layer
-from nnorm_export.quantizing.calibration import Progress, no_progress
+from nnorm_export.quantizing.calibration import DYNAMIC, Progress, no_progress
 from nnorm_export.quantizing.calibration_data import Data, batches_of
 from nnorm_export.quantizing.judging import judged
 from nnorm_export.quantizing.layers import layers_of, with_norms
 from nnorm_export.quantizing.measure import Calibrated, measure
 from nnorm_export.quantizing.qdq import PRODUCTS, Settings
 from nnorm_export.quantizing.reference import Reference, reference_of, refuse_constant
-from nnorm_export.quantizing.refusals import check_options, refuse
+from nnorm_export.quantizing.refusals import check_options, refuse, refuse_dynamic
 from nnorm_export.quantizing.report import QuantizeReport, layers_found
 from nnorm_export.quantizing.request import Request
 from nnorm_export.quantizing.schemes import DEFAULT_TARGET, chosen, scheme_of
@@ -97,7 +97,9 @@ def quantize(
             position or by name, with the samples in the first axis; or an iterable of such batches.
         output: the file to write.
         method: how the range of a tensor is found. ``minmax``: its least and greatest value; ``percentile``: without
-            the rarest values; ``entropy``: the range that loses least information.
+            the rarest values; ``entropy``: the range that loses least information; ``dynamic``: in each call, for
+            products of matrices alone, as transformers have them. Nothing is calibrated then, and ``calibration`` are
+            the data that the outputs are compared on. It is for ONNX Runtime.
         percentile: the percentage of the values that the range of ``percentile`` holds.
         activation: ``uint8``, the default for ONNX Runtime and the fastest on x86, or ``int8``.
         weights: a scale for each output channel of a weight (``per-channel``), or one for all (``per-tensor``). Weights
@@ -150,13 +152,14 @@ def quantize(
     )
     scheme = scheme_of(target)
     form, activation = chosen(scheme, "form", form), chosen(scheme, "activation", activation)
+    refuse_dynamic(method, scheme, activation)
     reduced = scheme.reduce_range if reduce_range is None else reduce_range
     import_onnxruntime()
     request = Request(
         source=read(Path(path).expanduser()),
         output=Path(output).expanduser(),
         scheme=scheme,
-        settings=Settings(activation, weights, reduced, scheme.products_alone),
+        settings=Settings(activation, weights, reduced, scheme.products_alone, dynamic=method == DYNAMIC),
         form=form,
         method=method,
         percentile=percentile,
@@ -272,7 +275,7 @@ def _notices(request: Request, samples: int, staging: Path) -> list[str]:
             f"the {len(source.layers)} normalizations of {source.path} are inlined, and stay float: quantize the "
             "portable file, where each becomes one int8 node"
         )
-    if samples < _FEW_SAMPLES:
+    if samples < _FEW_SAMPLES and not request.settings.dynamic:
         notices.append(f"calibrated on {samples} samples: a few hundred give better ranges")
     if not request.scheme.products_alone and (overflow := overflow_of(read(staging, large_weights=False))):
         notices.append(overflow)

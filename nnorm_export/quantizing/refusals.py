@@ -13,8 +13,9 @@ from nnorm_export.files.onnx_file import ModelFile, refuse_unknown_types
 from nnorm_export.files.staging import refuse_needed
 from nnorm_export.files.tensors import inputs_of, outputs_of
 from nnorm_export.names import DOMAIN
-from nnorm_export.quantizing.calibration import METHODS
+from nnorm_export.quantizing.calibration import DYNAMIC, METHODS
 from nnorm_export.quantizing.qdq import PRODUCTS, WEIGHTS
+from nnorm_export.quantizing.schemes import Scheme
 
 
 def check_options(weights: str, method: str, percentile: float, batch_size: int, min_agreement: float | None) -> None:
@@ -28,6 +29,16 @@ def check_options(weights: str, method: str, percentile: float, batch_size: int,
         raise ExportError(f"min_agreement is {min_agreement!r}; give a share from 0 to 1, 0.99 for 99 %")
     if isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1:
         raise ExportError(f"batch_size is {batch_size!r}; give a whole number of at least 1")
+
+
+def refuse_dynamic(method: str, scheme: Scheme, activation: str) -> None:
+    """Raises an ExportError if the method ``dynamic`` is asked for what it cannot do."""
+    if method != DYNAMIC:
+        return
+    if scheme.products_alone:
+        raise ExportError(f"the method dynamic is for ONNX Runtime; {scheme.title} needs a calibrated file")
+    if activation != "uint8":
+        raise ExportError("the method dynamic has activations in uint8 alone; leave out the activation (--activation)")
 
 
 def refuse(source: ModelFile, output: Path, weights: str) -> None:

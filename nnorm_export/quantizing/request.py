@@ -39,11 +39,13 @@ class Request:
     @property
     def has_tables(self) -> bool:
         """Whether norms between quantized tensors become tables."""
-        return self.form != "primitives" and not self.scheme.products_alone
+        return self.form != "primitives" and not self.scheme.products_alone and not self.settings.dynamic
 
     @property
     def why_float(self) -> str:
         """Why a frozen norm that is not a table computes in float, unless the user asked for it."""
+        if self.settings.dynamic:
+            return "the method dynamic has norms in float"
         if self.scheme.products_alone:
             return f"{self.scheme.title} computes norms in float"
         return "its input or output is not quantized" if self.has_tables else "the form primitives has no tables"

@@ -102,7 +102,9 @@ class Clock:
     @property
     def end_of_race(self) -> float:
         whole = 60 * self.minutes
-        return self.start + (0.6 * whole if self.serves else max(0.8 * whole, whole - _STARTS))
+        return self.start + (
+            0.6 * whole if self.serves else min(0.9 * whole, whole - _STARTS) if whole > 2 * _STARTS else whole
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from nnorm_export.errors import NnormExportError
 
-_PAUSE = 0.01  # seconds before a turn; threads of the runtimes look for work for less
+_PAUSE = 0.06  # seconds before a turn; the threads of ONNX Runtime look for work for 0.04
 _LEAST_RUNS, _MOST_RUNS = 3, 300  # counted runs of a turn
 _LEAST_SECONDS = 0.02  # of the counted runs of a turn
 _NEAR = 1.5  # times the fastest: who is slower alone is not timed again

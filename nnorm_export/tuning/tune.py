@@ -135,9 +135,9 @@ def _tuned(plan: Plan, clock: Clock, settings: Path, *, source_name: str) -> Tun
     entrants = race(plan, files, clock)
     rows = [row_of(key, files, entrants, plan) for key in files.candidates]
     rows.sort(key=lambda row: (row.ratio is None, bool(row.dropped), row.ratio or 0.0))
-    rows = [started(row, files, plan, clock) if not row.state else row for row in rows]
     winner = winner_of([row for row in rows if not row.state and _may_win(row, plan)], files)
-    base = next(row for row in rows if row.candidate == plan.base)
+    rows = [_with_start(row, winner, files, plan, clock) for row in rows]
+    winner, base = (next(row for row in rows if row.candidate == each) for each in (winner.candidate, plan.base))
     service = None if plan.target is None else _service(plan, files, winner, clock)
     report = TuneReport(
         path=settings,
@@ -160,6 +160,12 @@ def _tuned(plan: Plan, clock: Clock, settings: Path, *, source_name: str) -> Tun
     source = (source_name, file_sha256(plan.work.source)) if source_name else ("", "")
     write_settings(_settings(report, *source), files.paths[winner.name])
     return report
+
+
+def _with_start(row: Row, winner: Row, files: Files, plan: Plan, clock: Clock) -> Row:
+    """``row``, if it is a finalist, with its start; the winner has one in any case, the others while there is time."""
+    is_measured = row == winner or (not row.state and clock.seconds_left > 0)
+    return started(row, files, plan, clock) if is_measured else row
 
 
 def _settings(report: TuneReport, source: str, source_sha256: str) -> Tuned:

@@ -133,6 +133,7 @@ VARIANTS = (
     Variant(name="primitives", make=_primitives),
     Variant(name="int8", make=_int8("onnxruntime", "minmax"), runtimes=("onnxruntime",), changes_results=True),
     Variant(name="int8-entropy", make=_int8("onnxruntime", "entropy"), runtimes=("onnxruntime",), changes_results=True),
+    Variant(name="int8-dynamic", make=_int8("onnxruntime", "dynamic"), runtimes=("onnxruntime",), changes_results=True),
     Variant(
         name="int8-openvino",
         make=_int8("openvino", "minmax"),
