@@ -64,7 +64,7 @@ class Judge:
             share = None
             is_original = path == self.work.source and way == Way(DEFAULT_RUNTIME)
             if not variant.changes_results and not is_original:
-                report = self._compared(path, runner, way)
+                report = self._compared(path, variant, runner, way)
                 if not report:
                     return Verdict(f"its results are wrong: {report.reason}", share_of(report))
                 share = share_of(report)
@@ -89,11 +89,18 @@ class Judge:
                 f"{report.reason}. nnorm-export verify says more"
             )
 
-    def _compared(self, path: Path, runner: Runner, way: Way) -> ParityReport:
-        if self.work.model is not None and not way.options:
+    def _compared(self, path: Path, variant: Variant, runner: Runner, way: Way) -> ParityReport:
+        """The comparison with the given file, or with PyTorch, whose budget decides where there is a model.
+
+        PyTorch runs a dozen times for its budget. What is within roundings of the given file, which PyTorch has been
+        compared with, needs no budget of its own.
+        """
+        with_pytorch = self.work.model is not None and not way.options
+        if with_pytorch and variant.in_half:
             return self._with_pytorch(path, way.runtime)
         name = f"the file {path.name} in {way}"
-        return compare(runner, self._original, self.work.rows, name=name, other_roundings=True)
+        report = compare(runner, self._original, self.work.rows, name=name, other_roundings=True)
+        return report if report or not with_pytorch else self._with_pytorch(path, way.runtime)
 
     def _with_pytorch(self, path: Path, runtime: str | None) -> ParityReport:
         from nnorm_export.models.arguments import bind  # noqa: PLC0415 - needs PyTorch

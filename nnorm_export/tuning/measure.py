@@ -22,6 +22,7 @@ from nnorm_export.tuning.report import Row
 from nnorm_export.tuning.rows import Feed, take_rows
 from nnorm_export.tuning.variants import ways_of
 
+_USUAL_COMPARISON = 4.0  # seconds, of a ResNet18 with PyTorch on two cores
 _EQUAL = 0.99  # a configuration is faster only below this part of the time of a simpler one
 
 
@@ -36,12 +37,21 @@ class Files:
 
 
 def make_files(plan: Plan, clock: Clock) -> Files:
-    """Makes the files, and compares each in every runtime that is to run it."""
+    """Makes the files, and compares each in every runtime that is to run it.
+
+    The comparison of the given file, in seconds, tells how long it takes to make something of the model.
+    """
+    began = clock.seconds
+    clock.show("comparing the given file")
+    plan.judge.check_source()
+    scale = max(1.0, (clock.seconds - began) / _USUAL_COMPARISON)
     files = Files()
     files.candidates[str(plan.base)] = plan.base
     kernels = library.find_library() is not None
     for variant in plan.variants:
-        if variant.name != "given" and not clock.has_time_to_make(variant.seconds):
+        if variant.name != "given" and not clock.has_time_to_make(
+            variant.seconds * (scale if variant.of_model else 1.0)
+        ):
             files.out.append(Row(name=variant.name, out="not tried: the time limit; give more minutes (--minutes)"))
             continue
         clock.show(f"making {variant.name}")

@@ -129,8 +129,6 @@ def tune(
 
 
 def _tuned(plan: Plan, clock: Clock, settings: Path, *, source_name: str) -> TuneReport:
-    clock.show("comparing the given file")
-    plan.judge.check_source()
     files = make_files(plan, clock)
     entrants = race(plan, files, clock)
     rows = [row_of(key, files, entrants, plan) for key in files.candidates]

@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(race, "_LAST_TURNS", (2, 2))
+    monkeypatch.setattr(race, "_PAUSE", 0.0)
     monkeypatch.setattr(measure, "start_of", lambda *_: None)
 
 

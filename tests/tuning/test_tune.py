@@ -57,6 +57,7 @@ def source(exported: Path, tmp_path: Path) -> Path:
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few turns, and no new processes, which take two seconds; one test has real ones."""
     monkeypatch.setattr(races, "_LAST_TURNS", (2, 2))
+    monkeypatch.setattr(races, "_PAUSE", 0.0)
     monkeypatch.setattr(measure, "start_of", lambda *_: Start(1.5, 2**28))
 
 
