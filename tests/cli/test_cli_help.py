@@ -47,7 +47,7 @@ def test_help_imports_neither_pytorch_nor_onnx() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage:") == done.stdout.count("Examples:") == 10
+    assert done.stdout.count("Usage:") == done.stdout.count("Examples:") == 11
     assert "<bool>" not in done.stdout + run("--help").stdout
 
 
@@ -64,7 +64,7 @@ def test_help_imports_neither_pytorch_nor_onnx() -> None:
         ("nnorm-export export --operators ", ["decomposed", "kept"]),
         ("nnorm-export export --dtype b", ["bf16"]),
         ("nnorm-export serve-repo m.onnx --backend t", ["tensorrt"]),
-        ("nnorm-export quantize m.onnx --method ", ["minmax", "entropy", "percentile"]),
+        ("nnorm-export quantize m.onnx --method ", ["minmax", "entropy", "percentile", "dynamic"]),
     ],
 )
 def test_the_shell_completes(words: str, expected: list[str]) -> None:
