@@ -14,7 +14,9 @@ from nnorm_export.cli.output import Output, shown
 
 
 def serve_repo(
-    path: Annotated[str, typer.Argument(metavar="FILE", help="An ONNX file, or an engine of TensorRT.")],
+    path: Annotated[
+        str, typer.Argument(metavar="FILE", help="An ONNX file, an engine of TensorRT, or tune's settings.")
+    ],
     options: ServerOptions,
     input_specs: Inputs = None,
     overwrite_config: Annotated[
@@ -46,12 +48,15 @@ def serve_repo(
       nnorm-export serve-repo resnet.plan -o models --device gpu
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
+    from nnorm_export.files.tuned import is_tuned, read_tuned
     from nnorm_export.serving.model import open_model
     from nnorm_export.serving.repository import write_repository
+    from nnorm_export.serving.tuned import servable_file
 
     inputs: dict[str, Any] = {}
     if input_specs:
-        dtypes = {info.name: info.dtype for info in open_model(Path(path)).inputs}
+        served = servable_file(read_tuned(path))[0] if is_tuned(path) else Path(path)
+        dtypes = {info.name: info.dtype for info in open_model(served).inputs}
         inputs, notices = read_inputs_of_file(input_specs, dtypes)
         output.notices(notices)
     with output.working(f"Writing {options.output}: copy, load, run"):

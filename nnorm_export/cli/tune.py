@@ -86,9 +86,11 @@ def tune(
             progress=progress,
         )
     output.notices(report.notices)
-    output.show(report.to_json() | {"notices": [*notices, *report.notices]}, lambda: _print(report, options))
+    output.show(
+        report.to_json() | {"notices": [*notices, *report.notices]}, lambda: _print(report, options, output.verbose)
+    )
     if report.service is not None and report.service.chosen is None:
-        output.fail(f"{path}: no configuration answers {report.service.target} here")
+        output.fail(f"{path}: {report.service.failure}")
 
 
 def _source(model: ReferenceOptions) -> Any:
@@ -97,10 +99,12 @@ def _source(model: ReferenceOptions) -> Any:
     return load_source(model)
 
 
-def _print(report: TuneReport, options: TuneOptions) -> None:
-    accuracy = next((row.metric.name for row in report.rows if row.metric is not None), "error / allowed")
-    headings = ("file", "runtime", "settings", "batch", "ms", "p99", "ratio", "rows/s", accuracy, "")
-    print_table(headings, (_cells(row, report) for row in report.rows))
+def _print(report: TuneReport, options: TuneOptions, verbose: bool) -> None:
+    measured = [row for row in report.rows if row.milliseconds is not None]
+    accuracy = next((row.metric.name for row in measured if row.metric is not None), "error / allowed")
+    more = ("p99", "rows/s", "runs", "left") if verbose else ()
+    headings = ("configuration", "ms", "ratio", accuracy, *more)
+    print_table(headings, (_cells(row)[: len(headings)] for row in measured), numbers=True)
     typer.echo()
     winner = report.winner
     print_facts(
@@ -112,6 +116,7 @@ def _print(report: TuneReport, options: TuneOptions) -> None:
             ("right by", report.compared_with),
             ("machine", f"{report.processor}, {report.cores} cores"),
             ("changed", report.repeated or ""),
+            *(("out", str(row)) for row in report.rows if row.out),
         ]
     )
     print_facts(("service", line) for line in str(report.service or "").splitlines())
@@ -123,11 +128,10 @@ def _print(report: TuneReport, options: TuneOptions) -> None:
         typer.echo(f"wrote {shown(options.page)}")
 
 
-def _cells(row: Row, report: TuneReport) -> tuple[str, ...]:
-    state = "fastest" if row == report.winner else row.state
-    batch = "" if row.candidate is None else str(row.candidate.batch)
+def _cells(row: Row) -> tuple[str, ...]:
     numbers = [
-        "" if number is None else f"{number:{form}}"
-        for number, form in ((row.milliseconds, ".3g"), (row.p99, ".3g"), (row.ratio, ".2f"), (row.per_second, ".4g"))
+        "-" if number is None else f"{number:{form}}"
+        for number, form in ((row.milliseconds, ".3g"), (row.ratio, ".2f"), (row.p99, ".3g"), (row.per_second, ".4g"))
     ]
-    return (row.name, row.runtime, row.settings, batch, *numbers, row.accuracy, state)
+    milliseconds, ratio, *more = numbers
+    return (str(row.candidate), milliseconds, ratio, row.accuracy or "-", *more, str(row.runs), row.dropped)

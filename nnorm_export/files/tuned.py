@@ -60,23 +60,25 @@ class Tuned:
     service: dict[str, int] | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
-    def warning(self, processor: str) -> str:
-        """Says that this machine, which has ``processor``, is another one; empty if it is not."""
-        if processor == self.processor:
+    def warning(self, processor: str, cores: int) -> str:
+        """Says that this machine, with ``cores`` of ``processor``, is another one; empty if it is not."""
+        if (processor, cores) == (self.processor, self.cores):
             return ""
         return (
-            f"{self.path} was measured on {self.processor}, and this machine has {processor}: another file or other "
-            f"settings may be faster here. Measure again here: {self.command}"
+            f"{self.path} was measured on {self.processor}, {self.cores} cores, and this machine has {processor}, "
+            f"{cores} cores: another file or other settings may be faster here. Measure again here: {self.command}"
         )
 
-    def explained(self, processor: str) -> dict[str, str]:
-        """The settings in words, name -> text, on a machine that has ``processor``."""
-        winner = self.measured.get("winner", {})
+    def explained(self, processor: str, cores: int) -> dict[str, str]:
+        """The settings in words, name -> text, on a machine with ``cores`` of ``processor``."""
+        winner = self.measured["winner"]
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         time, ratio = winner.get("milliseconds"), winner.get("ratio")
-        measured = f"{time:.3g} ms, {ratio:.2f} × the time of {self.source or 'the model'}" if time and ratio else ""
+        is_known = isinstance(time, float) and isinstance(ratio, float)
+        measured = f"{time:.3g} ms, {ratio:.2f} × the time of {self.source or 'the model'}" if is_known else ""
         service = self.service and ", ".join(f"{name} {value}" for name, value in self.service.items())
-        here = "this kind of machine" if processor == self.processor else f"another machine than this, {processor}"
+        is_here = (processor, cores) == (self.processor, self.cores)
+        here = "this kind of machine" if is_here else f"another machine than this, {processor}, {cores} cores"
         return {
             "file": str(self.file),
             "made of": self.source,
@@ -159,6 +161,7 @@ def _tuned(path: Path, entries: Mapping[str, Any]) -> Tuned:
     names = {"sha256": str, "runtime": str, "objective": str, "source": str, "source_sha256": str, "processor": str}
     numbers = {"batch": int, "cores": int}
     plain = {name: _of(entries, name, kind) for name, kind in (names | numbers).items()}
+    _of(_of(entries, "measured", dict), "winner", dict)
     service = None if entries["service"] is None else _of(entries, "service", dict)
     return Tuned(
         path=path,

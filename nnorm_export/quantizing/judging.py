@@ -30,7 +30,7 @@ def judged(gate: Gate, runner: Runner, actual: Sequence[Sequence[Array]], refere
     if gate.takes_loader:
         models = (taking(model, runner.inputs) for model in (runner, reference.opened()))
         return gate.judge_calls(*models, reference_name=reference.source)
-    found, true = (_concatenated(batches, reference.data) for batches in (actual, reference.expected))
+    found, true = (concatenated(batches, reference.data) for batches in (actual, reference.expected))
     return gate.judge(found, true, reference_name=reference.source)
 
 
@@ -49,7 +49,12 @@ def taking(model: Model, infos: Sequence[TensorInfo]) -> Model:
     return call
 
 
-def _concatenated(batches: Sequence[Sequence[Array]], data: str) -> list[Array]:
+def concatenated(batches: Sequence[Sequence[Array]], data: str) -> list[Array]:
+    """The outputs of all ``batches`` of the ``data`` data.
+
+    Raises:
+        InputError: they do not fit together.
+    """
     remedy = "Give a metric that takes a model and a loader"
     with reported_as(InputError, f"the outputs on the batches of the {data} data do not fit together", remedy):
         return [np.concatenate(parts) for parts in zip(*batches, strict=True)]

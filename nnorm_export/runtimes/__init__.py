@@ -76,7 +76,7 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     if is_tuned(path):
         tuned = read_tuned(path)
         _refuse_beside_settings(tuned, runtime, options)
-        if warning := tuned.warning(processor.processor()):
+        if warning := tuned.warning(processor.processor(), processor.cores_here()):
             warnings.warn(warning, stacklevel=2)
         path, runtime, options = tuned.file, tuned.runtime, tuned.options
     return read_whole(Path(path), lambda: _load(path, runtime, {"trust_pickle": trust_pickle, **options}))

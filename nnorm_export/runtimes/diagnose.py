@@ -19,7 +19,7 @@ from nnorm_export.reading import size_of
 from nnorm_export.reports import Report
 from nnorm_export.runtimes import RUNTIMES, Component, Runtime, runtimes_for
 from nnorm_export.runtimes.kserve import is_url
-from nnorm_export.runtimes.processor import processor
+from nnorm_export.runtimes.processor import cores_here, processor
 from nnorm_export.runtimes.runtime import installed_version
 from nnorm_export.runtimes.self_test import self_test
 
@@ -98,7 +98,7 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
         tuned = read_tuned(path)
         found = diagnose(tuned.file, runtime=runtime or tuned.runtime, trust_pickle=trust_pickle)
         of_settings = [each for each in found.runtimes if each.runtime == found.needed]
-        return replace(found, runtimes=of_settings, settings=tuned.explained(processor()))
+        return replace(found, runtimes=of_settings, settings=tuned.explained(processor(), cores_here()))
     candidates = list(RUNTIMES.values()) if path is None else runtimes_for(path)
     names = [candidate.name for candidate in candidates]
     needed = runtime or names[0]

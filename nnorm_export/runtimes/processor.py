@@ -22,7 +22,9 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         return unknown
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     name = fields.get("model name", unknown)
-    if "cpu family" not in fields:  # not x86
+    if "CPU part" in fields:  # Arm, whose processors have no names there
+        return f"{name} (implementer {fields.get('CPU implementer')}, part {fields['CPU part']})"
+    if "cpu family" not in fields:  # neither x86 nor Arm
         return name
     flags = fields["flags"].split()
     instructions = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "SSE2"

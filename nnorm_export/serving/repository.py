@@ -21,6 +21,7 @@ from nnorm_export.files.staging import parents_made, scratch_folder, staged_fold
 from nnorm_export.files.tuned import ENDING, is_tuned, read_tuned
 from nnorm_export.names import OTHER_BACKENDS
 from nnorm_export.reports import Report
+from nnorm_export.runtimes.processor import cores_here, processor
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
 from nnorm_export.serving.dry_run import Batch, batch_of, dry_run
@@ -129,6 +130,7 @@ def write_repository(
         name = path.name.removesuffix(ENDING) if name is None else name
         given |= arguments_of(tuned, **given)
         path, of_settings = servable_file(tuned)
+        of_settings += filter(None, [tuned.warning(processor(), cores_here())])
     max_batch_size = given["max_batch_size"]
     defaults = {"max_queue_delay_microseconds": 0, "instances": 1, "threads": 0}
     numbers: dict[str, int] = {

@@ -8,6 +8,7 @@ from typing import Any
 from nnorm_export.errors import ExportError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.files.optimized_for import OPTIMIZED
+from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.tuned import Tuned
 
 # Those of write_repository -> those of a plan. max_batch is apart: its 1 is Triton's 0.
@@ -46,18 +47,26 @@ def servable_file(tuned: Tuned) -> tuple[Path, list[str]]:
     takes its place.
 
     Raises:
-        ExportError: the portable file is not beside the settings.
+        ExportError: the portable file is not beside the settings, or is another now.
     """
+    notes = []
+    if tuned.options.get("kernels") is False:
+        notes.append("bodies were faster than kernels; --library none serves them")
+    if config := tuned.options.get("session_config"):
+        notes.append(f"Triton does not take the session's configuration that was measured: {', '.join(config)}")
     if tuned.runtime != "onnxruntime" or read(tuned.file, large_weights=False).form != OPTIMIZED:
-        return tuned.file, []
+        return tuned.file, notes
     source = tuned.path.with_name(tuned.source)
     if not tuned.source or not source.is_file():
         raise ExportError(
             f"{tuned.file} is optimized for one kind of machine, and Triton serves the portable file that it was made "
             f"of, {tuned.source or 'which was a model in memory'}: copy it beside {tuned.path.name}"
         )
+    if file_sha256(source) != tuned.source_sha256:
+        raise ExportError(f"{source} is another file than {tuned.path} was measured with; tune it: {tuned.command}")
     note = f"{tuned.file.name} is optimized for one kind of machine, so that Triton serves {source.name}"
-    return source, [f"{note}, which is slower than what the service was measured with" if tuned.service else note]
+    slower = ", which is slower than what the service was measured with" if tuned.service else ""
+    return source, [*notes, f"{note}{slower}"]
 
 
 def _measured(tuned: Tuned) -> dict[str, Any]:

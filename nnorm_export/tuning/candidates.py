@@ -10,7 +10,7 @@ from nnorm_export.files.tuned import Options
 from nnorm_export.reports import Report
 
 # Runtimes whose options have the number of threads. The threads of the others are those of the process, or one.
-WITH_THREADS = ("onnxruntime", "openvino")
+_WITH_THREADS = ("onnxruntime", "openvino")
 # Smaller parts of the work of an operator, for threads that other programs slow down.
 _SMALL_PARTS = {"session_config": {"session.dynamic_block_base": "4"}}
 
@@ -49,8 +49,8 @@ def options_text(options: Options) -> str:
     threads = options.get("intra_op_num_threads", 0)
     texts = [
         "bodies" if options.get("kernels") is False else "",
-        "threads of its own choice" if not threads else f"{threads} thread{'s' * (threads > 1)}",
-        *(f"{name}={value}" for name, value in options.get("session_config", {}).items()),
+        "its own threads" if not threads else f"{threads} thread{'s' * (threads > 1)}",
+        *(f"{name.removeprefix('session.')}={value}" for name, value in options.get("session_config", {}).items()),
     ]
     return ", ".join(filter(None, texts))
 
@@ -63,7 +63,7 @@ def candidates_of(variant: str, way: Way, threads: Sequence[int], batches: Seque
 
 
 def _options_of(way: Way, threads: Sequence[int]) -> Iterator[Options]:
-    if way.runtime not in WITH_THREADS:
+    if way.runtime not in _WITH_THREADS:
         yield way.options
         return
     for count in threads:

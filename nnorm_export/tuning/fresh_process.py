@@ -1,6 +1,6 @@
 """How long a process takes until its first answer, and its greatest memory: ``python -m`` this module is that process.
 
-Its argument is JSON: the file, its runtime and options, and the ``.npz`` file of the inputs.
+Its argument is JSON: the file, its runtime and options, and the ``.npy`` files of the inputs in order.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,20 +36,17 @@ class Start:
     memory: int | None
 
 
-def start_of(path: Path, runtime: str, options: Options, inputs: Path) -> Start | None:
-    """Starts the process; None if it fails, as where a second process finds no free memory."""
-    argument = json.dumps([str(path), runtime, options, str(inputs)])
-    began = time.perf_counter()
+def start_of(path: Path, runtime: str, options: Options, inputs: Sequence[Path]) -> Start | None:
+    """Starts the process; None if it fails, as where a second process finds no free memory, or does not end."""
+    argument = json.dumps([str(path), runtime, options, [str(each) for each in inputs]])
     command = [sys.executable, "-W", "ignore", "-m", __name__, argument]
+    began = time.time()
     try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            timer_end = began + _TIMEOUT
-            line = process.stdout.readline() if process.stdout is not None else ""
-            seconds = time.perf_counter() - began
-            process.wait(max(1.0, timer_end - time.perf_counter()))
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
+        answered, memory = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    return Start(seconds, json.loads(line)) if line.strip() else None
+    return Start(answered - began, memory)
 
 
 def peak_memory(status: Path = Path("/proc/self/status")) -> int | None:
@@ -62,10 +60,9 @@ def peak_memory(status: Path = Path("/proc/self/status")) -> int | None:
 
 def _main() -> None:
     path, runtime, options, inputs = json.loads(sys.argv[1])
-    with np.load(inputs) as arrays:
-        feed: dict[str, Array] = {name: arrays[name] for name in arrays.files}
-    load(path, runtime, **options)(**feed)
-    print(json.dumps(peak_memory()), flush=True)
+    arrays: list[Array] = [np.load(each) for each in inputs]
+    load(path, runtime, **options)(*arrays)
+    print(json.dumps([time.time(), peak_memory()]))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError, first_line
@@ -14,6 +11,7 @@ from nnorm_export.metrics.gate import Gate, MetricReport
 from nnorm_export.parity.compare_files import compare
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.quantizing.calibration_data import batches_of
+from nnorm_export.quantizing.judging import concatenated
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.tuning.candidates import Way
 from nnorm_export.tuning.variants import Variant, Work
@@ -56,8 +54,6 @@ class Judge:
 
     def judge(self, path: Path, variant: Variant, way: Way) -> Verdict:
         """The verdict on the file ``path``; an error of this package is a reason too."""
-        if variant.changes_results and self.gate is None:
-            return Verdict("its results are others: only a metric can accept it (metric=, --metric)")
         try:
             runner = load(path, way.runtime, **way.options)
             ran = ", ".join(f"{count} {how}" for how, count in runner.counts.items())
@@ -125,10 +121,8 @@ class Judge:
         return self._expected
 
     def _outputs(self, runner: Runner) -> list[Array]:
-        batches: Sequence[Sequence[Array]] = [
-            runner(**feed) for feed in batches_of(self.work.data, runner.inputs, _BATCH, "inputs")
-        ]
-        return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+        batches = [runner(**feed) for feed in batches_of(self.work.data, runner.inputs, _BATCH, "inputs")]
+        return concatenated(batches, "given")
 
 
 def share_of(report: ParityReport) -> float | None:

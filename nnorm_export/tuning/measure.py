@@ -13,7 +13,7 @@ from nnorm_export import library
 from nnorm_export.errors import NnormExportError, first_line
 from nnorm_export.files.onnx_file import companions
 from nnorm_export.runtimes import DEFAULT_RUNTIME, load
-from nnorm_export.tuning.candidates import Candidate, candidates_of
+from nnorm_export.tuning.candidates import Candidate, Way
 from nnorm_export.tuning.fresh_process import start_of
 from nnorm_export.tuning.judge import Verdict
 from nnorm_export.tuning.plan import Clock, Plan
@@ -23,6 +23,7 @@ from nnorm_export.tuning.rows import Feed, take_rows
 from nnorm_export.tuning.variants import ways_of
 
 _USUAL_COMPARISON = 4.0  # seconds, of a ResNet18 with PyTorch on two cores
+_LEAST_FOR_P99 = 100  # runs
 _EQUAL = 0.99  # a configuration is faster only below this part of the time of a simpler one
 
 
@@ -66,13 +67,15 @@ def make_files(plan: Plan, clock: Clock) -> Files:
         files.paths[variant.name] = path
         for way in ways:
             clock.show(f"comparing {variant.name} in {way}")
+            if clock.seconds_left <= 0 and way != Way(DEFAULT_RUNTIME):
+                files.out.append(Row(name=variant.name, runtime=str(way), out="not compared: the time was over"))
+                continue
             verdict = plan.judge.judge(path, variant, way)
             if not verdict:
                 row = Row(name=variant.name, runtime=str(way), out=verdict.reason, error_share=verdict.share)
                 files.out.append(replace(row, metric=verdict.metric))
                 continue
-            found = candidates_of(variant.name, way, plan.threads, plan.batches)
-            wanted = [each for each in found if plan.listed is None or each in plan.listed]
+            wanted = plan.candidates(variant.name, way)
             if variant.name == "given" and not way.options and way.runtime == DEFAULT_RUNTIME:
                 wanted = [plan.base, *wanted]
             for candidate in wanted:
@@ -120,7 +123,7 @@ def row_of(key: str, files: Files, entrants: Mapping[str, Entrant], plan: Plan) 
     return replace(
         row,
         milliseconds=1000 * entrant.percentile(50),
-        p99=1000 * entrant.percentile(99),
+        p99=1000 * entrant.percentile(99) if len(entrant.runs) >= _LEAST_FOR_P99 else None,
         runs=len(entrant.runs),
         ratio=entrant.ratio(entrants[str(plan.base)]),
         per_second=1 / entrant.per_row,
@@ -140,7 +143,9 @@ def started(row: Row, files: Files, plan: Plan, clock: Clock) -> Row:
     if row.candidate is None:
         return row
     clock.show(f"starting {row.candidate}")
-    inputs = plan.work.folder / "inputs.npz"
-    np.savez(inputs, allow_pickle=False, **_call(plan, row.candidate))
+    inputs = []
+    for index, array in enumerate(_call(plan, row.candidate).values()):
+        inputs.append(plan.work.folder / f"input_{index}.npy")
+        np.save(inputs[-1], array, allow_pickle=False)
     start = start_of(files.paths[row.name], row.candidate.runtime, row.candidate.options, inputs)
     return row if start is None else replace(row, start=start.seconds, memory=start.memory)

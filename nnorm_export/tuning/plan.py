@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,15 +13,15 @@ import numpy as np
 from nnorm_export import library
 from nnorm_export.errors import InputError
 from nnorm_export.files.sha256 import file_sha256
-from nnorm_export.files.tuned import Tuned
+from nnorm_export.files.tuned import Tuned, is_tuned
 from nnorm_export.metrics.gate import Gate
 from nnorm_export.names import listed
-from nnorm_export.runtimes import DEFAULT_RUNTIME, load
+from nnorm_export.runtimes import DEFAULT_RUNTIME
 from nnorm_export.runtimes.processor import cores_here
-from nnorm_export.tuning.candidates import Candidate, threads_for
+from nnorm_export.tuning.candidates import Candidate, Way, candidates_of, threads_for
 from nnorm_export.tuning.judge import Judge
 from nnorm_export.tuning.report import OBJECTIVES
-from nnorm_export.tuning.rows import fixed_rows
+from nnorm_export.tuning.rows import whole_rows
 from nnorm_export.tuning.service_plan import ServiceTarget
 from nnorm_export.tuning.variants import NAMES, VARIANTS, Variant, Work, installed_runtimes
 
@@ -50,6 +50,21 @@ def check_options(
         raise InputError(f"unknown file {unknown[0]!r}; choose among {', '.join(NAMES)}")
     if not isinstance(minutes, (int, float)) or not minutes > 0:
         raise InputError(f"minutes is {minutes!r}; give a number above 0")
+
+
+def refuse_beside_replay(options: Mapping[str, object]) -> None:
+    """Raises InputError for the first of ``options`` that is given beside ``replay``."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(
+                f"{name} does not go with replay, which takes what to measure from the settings; leave it out"
+            )
+
+
+def refuse_settings(source: Path) -> None:
+    """Raises InputError if settings are given in the place of a model."""
+    if is_tuned(source):
+        raise InputError(f"{source} are settings; tune the model that they were made of, or measure again with replay")
 
 
 def target_of(qps: float | None, p99: float | str | None) -> ServiceTarget | None:
@@ -139,9 +154,10 @@ class Plan:
         target: ServiceTarget | None,
     ) -> Plan:
         installed, missing = installed_runtimes()
+        _refuse_untried(only, work, installed, gate)
         listed_before = None
         if earlier is not None:
-            listed_before = _candidates_in(earlier, work.source)
+            listed_before = _candidates_in(earlier, work.source, gate)
             only = list(dict.fromkeys(candidate.variant for candidate in listed_before))
             batches = list(dict.fromkeys(candidate.batch for candidate in listed_before))
             objective = earlier.objective
@@ -164,12 +180,36 @@ class Plan:
         """The given file as ``load`` opens it."""
         return Candidate("given", DEFAULT_RUNTIME, {}, self.batches[0])
 
+    def candidates(self, variant: str, way: Way) -> list[Candidate]:
+        """The configurations of a file in a runtime: those of earlier settings, if they are measured again."""
+        if self.listed is None:
+            return list(candidates_of(variant, way, self.threads, self.batches))
+        kernels = way.options.get("kernels")
+        return [
+            each
+            for each in self.listed
+            if (each.variant, each.runtime, each.options.get("kernels")) == (variant, way.runtime, kernels)
+            and each != self.base
+        ]
+
     @property
     def compared_with(self) -> str:
         """What decides whether a file is right."""
         other = "the given file" if self.work.model is None else "PyTorch"
         gate = self.judge.gate
         return f"the error budget against {other}{'' if gate is None else f', and the metric {gate.name}'}"
+
+
+def _refuse_untried(only: Sequence[str] | None, work: Work, installed: Sequence[str], gate: Gate | None) -> None:
+    """Raises InputError for a file that the user names and that cannot be tried."""
+    for variant in VARIANTS:
+        if variant.name in (only or ()):
+            if variant.changes_results and gate is None:
+                raise InputError(f"{variant.name}: only a metric can accept its results; give one (metric=, --metric)")
+            if variant.of_model and work.model is None:
+                raise InputError(f"{variant.name} is made of the PyTorch model; give it (model=, --model)")
+            if variant.needs and variant.needs not in installed:
+                raise InputError(f"{variant.name} needs the runtime {variant.needs}: nnorm-export doctor says how")
 
 
 def _is_tried(variant: Variant, work: Work, installed: Sequence[str], only: Sequence[str] | None) -> bool:
@@ -180,9 +220,12 @@ def _is_tried(variant: Variant, work: Work, installed: Sequence[str], only: Sequ
 
 def _batches(work: Work, objective: str, given: Sequence[int] | None) -> list[int]:
     if not work.batched:
-        rows = fixed_rows(load(work.source, DEFAULT_RUNTIME).inputs)
+        rows = whole_rows(work.data)
         if given is not None and list(given) != [rows]:
-            raise InputError(f"batches is {list(given)}, and the file takes {rows} rows at a time: its batch is fixed")
+            raise InputError(
+                f"batches is {list(given)}, and calls have the {rows} rows of the inputs: the first axes of the file's "
+                "inputs are not one dynamic batch"
+            )
         return [rows]
     return list(given or (_THROUGHPUT_BATCHES if objective == "throughput" else (1,)))
 
@@ -190,6 +233,8 @@ def _batches(work: Work, objective: str, given: Sequence[int] | None) -> list[in
 def _notices(work: Work, gate: Gate | None, missing: Sequence[str]) -> Iterator[str]:
     if missing:
         yield f"not installed here: {', '.join(missing)} (nnorm-export doctor says what they need)"
+    if gate is not None and gate.labels is not None:
+        yield "int8 files are calibrated on the rows that the metric judges; verify the winner on others"
     if gate is None:
         yield "int8 was not tried: its results are others, and only a metric can accept it (metric=, --metric)"
     if work.model is None:
@@ -204,10 +249,15 @@ def _notices(work: Work, gate: Gate | None, missing: Sequence[str]) -> Iterator[
         )
 
 
-def _candidates_in(earlier: Tuned, source: Path) -> list[Candidate]:
-    if earlier.source_sha256 and earlier.source_sha256 != file_sha256(source):
+def _candidates_in(earlier: Tuned, source: Path, gate: Gate | None) -> list[Candidate]:
+    if earlier.source_sha256 != file_sha256(source):
         raise InputError(f"{earlier.path} was written for another file than {source}; tune it without replay")
-    rows = [row["candidate"] for row in earlier.measured.get("rows", ()) if row.get("candidate")]
-    if not rows:
-        raise InputError(f"{earlier.path} lists nothing that was measured; tune the model again")
-    return [Candidate(row["variant"], row["runtime"], row["options"], row["batch"]) for row in rows]
+    try:
+        rows = [row["candidate"] for row in earlier.measured["rows"] if row["candidate"]]
+        found = [Candidate(row["variant"], row["runtime"], row["options"], row["batch"]) for row in rows]
+        by_metric = any(row["metric"] for row in earlier.measured["rows"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{earlier.path}: the list of what was measured is damaged; tune the model again") from error
+    if by_metric and gate is None:
+        raise InputError(f"{earlier.path} was measured with a metric; give it again (metric=, --metric)")
+    return found

@@ -26,10 +26,9 @@ def take_rows(data: Feed, batched: Sequence[str], rows: int) -> Feed:
     return {name: array[np.arange(rows) % len(array)] if name in batched else array for name, array in data.items()}
 
 
-def fixed_rows(infos: Sequence[TensorInfo]) -> int:
-    """The rows that a file with fixed lengths takes at a time: the first length of its first input."""
-    first = next((info.shape[0] for info in infos if info.shape), 1)
-    return first if isinstance(first, int) else 1
+def whole_rows(data: Feed) -> int:
+    """The rows of a call that takes ``data`` as they are: the first length of the first input with axes."""
+    return next((len(array) for array in data.values() if array.ndim), 1)
 
 
 def check_data(infos: Sequence[TensorInfo], data: Feed) -> None:

@@ -150,6 +150,15 @@ class ServicePlan(Report):
         greatest = max((trial.capacity_qps for trial in self.trials), default=0.0)
         return next((trial for trial in self.trials if trial.capacity_qps >= _ABOUT * greatest), None)
 
+    @property
+    def failure(self) -> str:
+        """That none was found; empty if one was."""
+        if self.chosen is not None:
+            return ""
+        if self.untried:
+            return f"no configuration was found in the time for {self.target}: {self.untried} were not tried"
+        return f"no configuration answers {self.target}"
+
     def __str__(self) -> str:
         where = f"{self.processor}, up to {_counted(self.cores, 'core')}"
         if self.chosen is not None:
@@ -157,7 +166,7 @@ class ServicePlan(Report):
             if cheaper := len(self.trials) - 1:
                 lines += [f"{_counted(cheaper, 'cheaper configuration')} did not meet it"]
         else:
-            lines = [f"no configuration answers {self.target} ({where})"]
+            lines = [f"{self.failure} ({where})"]
             lines += [f"the nearest: {self.nearest}"] if self.nearest else []
         if self.possible_qps is not None:
             lines += [f"it answers {self.possible_qps:g} requests per second within {self.target.p99_ms:g} ms"]

@@ -35,8 +35,19 @@ def settings_path(source: Path | None, output: str | Path | None) -> Path:
 
 def file_beside(settings: Path, made: Path) -> Path:
     """The name of the winner's file: ``model.tuned.onnx`` beside ``model.tuned.json``."""
-    ending = next(ending for ending in _ENDINGS if made.name.endswith(ending))
+    ending = next((ending for ending in _ENDINGS if made.name.endswith(ending)), _ENDINGS[0])
     return settings.with_name(f"{settings.name.removesuffix('.json')}{ending}")
+
+
+def refuse_source(settings: Path, source: Path) -> None:
+    """Raises ExportError if the winner's file may be ``source``, or hold the data of its weights."""
+    needed = {each.resolve() for each in (source, *companions(source))}
+    stem = settings.name.removesuffix(".json")
+    for ending in _ENDINGS:
+        if (file := settings.with_name(f"{stem}{ending}")).resolve() in needed:
+            raise ExportError(
+                f"the winner may become {file}, which is the file to tune; name other settings (output=, -o)"
+            )
 
 
 def write_settings(tuned: Tuned, made: Path) -> Tuned:

@@ -10,22 +10,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnorm_export.errors import NnormExportError
+from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import check_output
 from nnorm_export.files.tuned import Tuned, read_settings
-from nnorm_export.metrics.asked import METRIC, gate_of
+from nnorm_export.metrics.asked import gate_of
 from nnorm_export.metrics.functions import Metric
-from nnorm_export.runtimes import load
+from nnorm_export.runtimes import DEFAULT_RUNTIME, load
 from nnorm_export.runtimes.processor import cores_here, processor
-from nnorm_export.tuning.candidates import WITH_THREADS
 from nnorm_export.tuning.measure import Files, make_files, race, row_of, started, winner_of
 from nnorm_export.tuning.page import check_page, write_page
-from nnorm_export.tuning.plan import Clock, Plan, Progress, check_options, target_of
+from nnorm_export.tuning.plan import (
+    Clock,
+    Plan,
+    Progress,
+    check_options,
+    refuse_beside_replay,
+    refuse_settings,
+    target_of,
+)
 from nnorm_export.tuning.report import Row, TuneReport
 from nnorm_export.tuning.service import plan_service
 from nnorm_export.tuning.service_plan import ServicePlan
-from nnorm_export.tuning.settings import file_beside, settings_path, write_settings
+from nnorm_export.tuning.settings import file_beside, refuse_source, settings_path, write_settings
 from nnorm_export.tuning.work import work_of_file, work_of_model
 
 if TYPE_CHECKING:
@@ -100,6 +107,18 @@ def tune(
     """
     check_options(objective, batches, threads, only, minutes)
     target = target_of(qps, p99)
+    if replay is not None:
+        given = {
+            "output": output,
+            "objective": None if objective == "latency" else objective,
+            "batches": batches,
+            "threads": threads,
+            "only": only,
+            "qps": qps,
+        }
+        refuse_beside_replay(given)
+    if metric is not None and at_least is None and within is None:
+        raise InputError("a metric needs a limit: within (--within), the greatest loss, or at_least (--at-least)")
     clock = Clock(minutes, progress or (lambda _, __: None), serves=target is not None)
     gate = gate_of(
         metric,
@@ -108,11 +127,14 @@ def tune(
         within=within,
         lower_is_better=lower_is_better,
         confident=confident,
-        criterion=None if metric is None else METRIC,
     )
     path = Path(source).expanduser() if isinstance(source, (str, os.PathLike)) else None
     settings = settings_path(path, output or replay)
-    check_output(settings)
+    if replay is None:
+        check_output(settings)
+        if path is not None:
+            refuse_settings(path)
+            refuse_source(settings, path)
     if page is not None:
         check_page(page)
     earlier = None if replay is None else read_settings(replay)
@@ -189,8 +211,8 @@ def _settings(report: TuneReport, source: str, source_sha256: str) -> Tuned:
 
 
 def _may_win(row: Row, plan: Plan) -> bool:
-    """A service is planned for runtimes whose sessions have threads of their own."""
-    return plan.target is None or row.runtime in WITH_THREADS
+    """A service is planned for ONNX Runtime, which Triton and the sample for Ray have."""
+    return plan.target is None or row.runtime == DEFAULT_RUNTIME
 
 
 def _service(plan: Plan, files: Files, winner: Row, clock: Clock) -> ServicePlan:
@@ -201,7 +223,7 @@ def _service(plan: Plan, files: Files, winner: Row, clock: Clock) -> ServicePlan
     options = {name: value for name, value in candidate.options.items() if name != "intra_op_num_threads"}
     return plan_service(
         lambda threads: load(path, candidate.runtime, **options, intra_op_num_threads=threads),
-        plan.work.rows,
+        plan.work.data,
         plan.target,
         coarse=winner.error_share is None and winner.name != "given",
         progress=clock.show,

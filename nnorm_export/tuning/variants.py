@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nnorm_export.converting.change_form import change_form
-from nnorm_export.dtypes import Array
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
 from nnorm_export.files.onnx_file import read
 from nnorm_export.optimizing.optimize import optimize
@@ -17,13 +16,12 @@ from nnorm_export.quantizing.quantize import quantize
 from nnorm_export.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nnorm_export.tensorrt.engine import build_engine
 from nnorm_export.tuning.candidates import Way
+from nnorm_export.tuning.rows import Feed
 
 if TYPE_CHECKING:
     from torch import nn
 
     from nnorm_export.parity.reference.pytorch_model import Passthrough
-
-Feed = dict[str, Array]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnorm_export.dtypes import as_array
+from nnorm_export.errors import InputError
 from nnorm_export.pytorch_missing import is_tensor
 from nnorm_export.runtimes import DEFAULT_RUNTIME, Runner, load
 from nnorm_export.tuning.rows import Feed, batched_names, check_data, take_rows
@@ -26,7 +27,6 @@ _COMPARED_ROWS = 8
 def work_of_file(path: Path, folder: Path, inputs: Any, model: nn.Module | None, passthrough: Passthrough) -> Work:
     runner = load(path, DEFAULT_RUNTIME)
     data = _by_name(runner, inputs)
-    check_data(runner.inputs, data)
     batched = batched_names(runner.inputs, data)
     rows = take_rows(data, batched, min(_COMPARED_ROWS, _rows_of(data, batched)))
     runner(**rows)  # refuses what does not fit, in its own words
@@ -62,10 +62,24 @@ def work_of_model(model: Any, folder: Path, inputs: Any, passthrough: Passthroug
 
 
 def _by_name(runner: Runner, inputs: Any) -> Feed:
+    """The inputs in the order of the file's.
+
+    Raises:
+        InputError: one is missing, unknown, empty, or not an array.
+    """
+    infos = runner.inputs
     if isinstance(inputs, Mapping):
-        return {str(name): as_array(value) for name, value in inputs.items()}
-    values = [inputs] if isinstance(inputs, np.ndarray) or is_tensor(inputs) else list(inputs)
-    return {info.name: as_array(value) for info, value in zip(runner.inputs, values, strict=False)}
+        given = {str(name): as_array(value) for name, value in inputs.items()}
+    else:
+        values = [inputs] if isinstance(inputs, np.ndarray) or is_tensor(inputs) else inputs
+        if not isinstance(values, (list, tuple)):
+            raise InputError(f"inputs is {type(inputs).__name__}; give an array, a list of arrays, or a dict by names")
+        if len(values) > len(infos):
+            taken = ", ".join(map(str, infos))
+            raise InputError(f"{len(values)} inputs given, the file takes {len(infos)}: give only {taken}")
+        given = {info.name: as_array(value) for info, value in zip(infos, values, strict=False)}
+    check_data(infos, given)
+    return {info.name: given[info.name] for info in infos}
 
 
 def _rows_of(data: Feed, batched: Sequence[str]) -> int:

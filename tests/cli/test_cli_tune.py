@@ -37,7 +37,16 @@ def _short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_first_tune(folder: Path) -> None:
     shown = run("tune", "net.onnx", "-i", "data.npz", "--threads", "1")
-    for expected in ("given", "optimized", "primitives", "openvino", "fastest", "error / allowed", "right by"):
+    for expected in (
+        "configuration",
+        "given",
+        "optimized",
+        "primitives",
+        "openvino",
+        "fastest",
+        "error / allowed",
+        "right by",
+    ):
         assert expected in shown.stdout
     assert "wrote net.tuned.onnx and net.tuned.json" in shown.stdout
     assert "note: int8 was not tried" in shown.stderr
@@ -75,6 +84,9 @@ def test_an_optimized_winner_is_served_as_the_file_that_it_was_made_of(tmp_path:
         served = run("serve-repo", "o.tuned.json", "-o", tmp_path / "models")
         assert "so that Triton serves net.onnx" in served.stderr
         assert (tmp_path / "models" / "o" / "1" / "model.onnx").read_bytes() == Path("net.onnx").read_bytes()
+        run("serve-repo", "o.tuned.json", "-o", tmp_path / "models", "-i", "data.npz")
+        Path("o.tuned.json").write_text(json.dumps(settings | {"source_sha256": "0" * 64, "processor": "Another CPU"}))
+        assert "net.onnx is another file than" in fails("serve-repo", "o.tuned.json", "-o", tmp_path / "models")
 
 
 @pytest.mark.parametrize(
@@ -85,11 +97,13 @@ def test_an_optimized_winner_is_served_as_the_file_that_it_was_made_of(tmp_path:
         ("-i data.npz --metric top1 --within 1%", "--metric top1 needs labels"),
         ("-i 4,3,9,7 --metric top1 --data data.npz:y --within 1%", "--input 4,3,9,7 is random"),
         ("-i data.npz --metric top1 --data data.npz:short --within 1%", "7 labels"),
-        ("-i data.npz --metric top1 --data data.npz:y", "needs a threshold"),
+        ("-i data.npz --metric top1 --data data.npz:y", "a metric needs a limit: within (--within)"),
         ("-i data.npz --qps 5", "a target has both"),
         ("-i data.npz --qps 5 --p99 soon", "p99 is 'soon'; give a time"),
         ("-i data.npz --metric top1 --data data.npz:y --at-least 1.5 --within 1", "1.5"),
+        ("-i data.npz --replay net.tuned.json --threads 1", "threads does not go with replay"),
         ("-i data.npz --batch 1 --batch 2", "the latency is that of calls of one size"),
+        ("-i data.npz --only int8", "int8: only a metric can accept its results"),
         ("-i data.npz -o net.json", "settings are called NAME.tuned.json"),
         ("-i data.npz --replay none.tuned.json", "none.tuned.json"),
     ],
