@@ -3,6 +3,9 @@
 The samples are drawn again with replacement, n of n, the same ones for the file and for the reference. The difference
 of the metric in each of 1000 such resamples spreads as it would over other samples. The interval is from its 2.5th to
 its 97.5th percentile (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13).
+
+Where no resample differs, the percentiles say nothing. The mean of outcomes then has the bounds of the share of samples
+that may differ; any other metric has none, because a sample may change it by any amount.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ def _percentiles(values: Array) -> tuple[float, float]:
 
 
 def interval(differences: Callable[[Array], Array], count: int, at_once: int = 1, unit: str = "samples") -> Interval:
-    """The interval of ``differences`` over resamples.
+    """The interval of ``differences`` over resamples; none if no resample differs.
 
     Args:
         differences: the difference of the metric for each row of indices of samples, [B, N]; returns [B].
@@ -107,6 +110,7 @@ def interval(differences: Callable[[Array], Array], count: int, at_once: int = 1
             None, f"no interval: the metric is not a finite number in {len(values) - len(finite)} resamples"
         )
     notes = [] if done == RESAMPLES else [f"the interval is of {done} resamples, because the metric is slow"]
-    if not finite.any():
-        notes.append(f"no resample differs, and {_most_that_differ(count):.2g} of all {unit} may")
+    if not finite.any():  # percentiles would be 0 and 0 for any number of samples, as if nothing could be lost
+        most = f"a share of {_most_that_differ(count):.2g} of all {unit} may still differ"
+        return Interval(None, "; ".join([f"no interval: none of the {count} {unit} differs, and {most}", *notes]))
     return Interval(_percentiles(finite), "; ".join(notes))

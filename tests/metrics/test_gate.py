@@ -88,10 +88,30 @@ def test_equal_outcomes_show_no_more_than_their_number() -> None:
     assert judged(np.tile(HUNDRED, 10), np.tile(HUNDRED, 10), within=0.01, confident=True)
 
 
-def test_a_function_that_never_differs_says_what_the_samples_show() -> None:
-    report = Gate.of(accuracy, LABELS, within=0.01).judge([scored(HUNDRED)], [scored(HUNDRED)])
-    assert report.interval == (0.0, 0.0)
-    assert report.note == "no resample differs, and 0.036 of all samples may"
+@pytest.mark.parametrize("samples", [2, 6, 100])
+@pytest.mark.parametrize("metric", [accuracy, "f1", "rmse"])
+def test_a_metric_that_never_differs_has_no_interval_and_is_not_confident(metric: Any, samples: int) -> None:
+    outputs = np.linspace(0, 2, samples) if metric == "rmse" else scored(np.arange(samples) >= samples // 3)
+    labels = np.zeros(samples, int)
+    share = f"{1 - 0.025 ** (1 / samples):.2g}"
+    note = f"no interval: none of the {samples} samples differs, and a share of {share} of all samples may still differ"
+    report = Gate.of(metric, labels, within=0.01).judge([outputs], [outputs])
+    assert report, "the measured loss decides"
+    assert report.interval is None
+    assert report.note.endswith(note)
+    confident = Gate.of(metric, labels, within=0.01, confident=True).judge([outputs], [outputs])
+    assert not confident
+    assert confident.reason == f"confident asks for an interval, and there is none ({note})"
+
+
+def test_batches_that_never_differ_have_no_interval() -> None:
+    def mean(model: Any, loader: Any) -> float:
+        return float(np.mean([model(inputs).mean() for inputs, _ in loader]))
+
+    batches = [(np.full((2, 3), float(step)), np.zeros(2)) for step in range(20)]
+    confident = Gate.of(mean, iter(batches), within=0.01, confident=True).judge_calls(np.negative, np.negative)
+    assert not confident
+    assert "none of the 20 batches differs, and a share of 0.17 of all batches may still differ" in confident.reason
 
 
 @pytest.mark.parametrize("samples", [1, 2, 29])
