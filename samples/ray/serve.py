@@ -1,7 +1,8 @@
 """Serves a file over HTTP with Ray Serve: with several replicas, which combine requests into batches.
 
 python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--max-batch N] [--max-delay MICROSECONDS]
-    [--settings MODEL.tuned.json] [--port N] [--address A]
+    [--port N] [--address A]
+python samples/ray/serve.py MODEL.tuned.json    # the file, runtime, options and service that nnorm-export tune measured
 
 A request is an array of images in the format of numpy.save, and the answer is an array of logits in this format:
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 import nnorm_export
+from nnorm_export.files.tuned import is_tuned, read_tuned
+from nnorm_export.runtimes.processor import processor
 
 Array = NDArray[Any]
-# The options that a tuned file has, and its names of them.
+# The options that the service of a model.tuned.json has, and its names of them.
 OF_SERVICE = {"replicas": "instances", "threads": "threads", "max_batch": "max_batch", "max_delay": "max_delay_us"}
 
 
@@ -45,8 +48,8 @@ class BadRequest(Exception):
 class Scorer:
     """A replica: one session, which runs the images of several requests at once."""
 
-    def __init__(self, model: str, threads: int, max_batch: int, max_delay: int) -> None:
-        self._runner = nnorm_export.load(model, intra_op_num_threads=threads)
+    def __init__(self, model: str, runtime: str | None, opened: dict[str, Any], max_batch: int, max_delay: int) -> None:
+        self._runner = nnorm_export.load(model, runtime, **opened)
         self._input, *others = self._runner.inputs
         batch, *axes = self._input.shape
         if others or not isinstance(batch, str) or not all(isinstance(length, int) for length in axes):
@@ -87,35 +90,39 @@ class Scorer:
 
 
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Those of the command line; then those of --settings."""
+    """Those of the command line, then those of model.tuned.json; ``file``, ``runtime`` and ``opened`` for load()."""
     parser = argparse.ArgumentParser(description="Serve a file of nnorm_export over HTTP with Ray Serve.")
-    parser.add_argument("model", type=Path, help="an ONNX file with one input")
+    parser.add_argument("model", type=Path, help="an ONNX file with one input, or model.tuned.json")
     parser.add_argument("--replicas", type=int, default=2, help="processes with a session each (default %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of each, and the CPUs that Ray sets aside for it")
     parser.add_argument(
         "--max-batch", type=int, default=32, help="requests, each of any number of images (%(default)s)"
     )
     parser.add_argument("--max-delay", type=int, default=0, help="microseconds to wait for more of them (%(default)s)")
-    parser.add_argument("--settings", type=Path, help="of nnorm-export tune: these options, where they are not given")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="and the port (default %(default)s)")
     parser.add_argument("--name", default="nnorm", help="of the application, and its route (default %(default)s)")
     parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
     options = parser.parse_args(arguments)
-    if options.settings:
+    options.file, options.runtime, options.opened = options.model, None, {}
+    if is_tuned(options.model):
         try:
-            service = json.loads(options.settings.read_text(encoding="utf-8")).get("service") or {}
-            parser.set_defaults(**{option: int(service[key]) for option, key in OF_SERVICE.items()})
-        except KeyError as missing:
-            parser.error(
-                f"{options.settings}: no entry {missing} of a service; nnorm-export tune writes it with --qps and --p99"
-            )
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            parser.error(f"{options.settings}: not a file of nnorm-export tune ({error})")
+            tuned = read_tuned(options.model)
+        except nnorm_export.NnormExportError as error:
+            parser.error(str(error))
+        service = tuned.service or {}
+        if missing := [key for key in OF_SERVICE.values() if key not in service]:
+            remedy = f"measure one with {tuned.command} --qps N --p99 MS, or serve {tuned.file}"
+            parser.error(f"{tuned.path}: its service has no {', '.join(missing)}; {remedy}")
+        parser.set_defaults(**{option: service[key] for option, key in OF_SERVICE.items()})
         options = parser.parse_args(arguments)
+        options.file, options.runtime, options.opened = tuned.file, tuned.runtime, tuned.options
+        if warning := tuned.warning(processor()):
+            print(f"warning: {warning}", file=sys.stderr)
     for option, least in {"replicas": 1, "threads": 1, "max_batch": 1, "max_delay": 0}.items():
         if getattr(options, option) < least:
             parser.error(f"--{option.replace('_', '-')} is {getattr(options, option)}; give {least} or more")
+    options.opened = {**options.opened, "intra_op_num_threads": options.threads}
     return options
 
 
@@ -136,9 +143,10 @@ def main() -> None:
         # Ray's default of 5 simultaneous requests in a replica would limit the batches to 5 requests.
         max_ongoing_requests=2 * options.max_batch,
     )
-    application = replicas.bind(str(options.model.resolve()), options.threads, options.max_batch, options.max_delay)
+    how = options.runtime, options.opened, options.max_batch, options.max_delay
+    application = replicas.bind(str(options.file.resolve()), *how)
     serve.run(application, name=options.name, route_prefix=f"/{options.name}")
-    print(f"serving {options.model} at http://{options.host}:{options.port}/{options.name}; Ctrl+C ends it", flush=True)
+    print(f"serving {options.file} at http://{options.host}:{options.port}/{options.name}; Ctrl+C ends it", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
     serve.delete(options.name)  # only this application of the cluster
     ray.shutdown()

@@ -29,6 +29,10 @@ import ray
 from namespaces import bring_up_loopback
 from ray.cluster_utils import Cluster
 
+from nnorm_export.files.sha256 import file_sha256
+from nnorm_export.files.tuned import Tuned, write_tuned
+from nnorm_export.runtimes.processor import processor
+
 SAMPLES = Path(__file__).parents[2] / "samples" / "ray"
 BATCH = 50
 PORT = 8123
@@ -90,9 +94,21 @@ def score(model: Path, images: Path, folder: Path) -> dict[str, Any]:
 def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     data = np.load(images)[:240]
     url = f"http://127.0.0.1:{PORT}/nnorm"
-    settings = folder / "model.tuned.json"
-    settings.write_text('{"service": {"instances": 2, "threads": 1, "max_batch": 16, "max_delay_us": 500}}')
-    command = [sys.executable, SAMPLES / "serve.py", model, "--settings", settings, "--port", str(PORT)]
+    settings = model.with_suffix(".tuned.json")
+    tuned = Tuned(
+        path=settings,
+        file=model,
+        sha256=file_sha256(model),
+        runtime="onnxruntime",
+        options={"kernels": True, "intra_op_num_threads": 4},
+        batch=1,
+        objective="latency",
+        processor=processor(),
+        cores=1,
+        service={"instances": 2, "threads": 1, "max_batch": 16, "max_delay_us": 500},
+    )
+    write_tuned(tuned)
+    command = [sys.executable, SAMPLES / "serve.py", settings, "--port", str(PORT)]
     with (folder / "serve.log").open("w") as log:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
