@@ -33,7 +33,7 @@ from starlette.responses import PlainTextResponse, Response
 
 import nnorm_export
 from nnorm_export.files.tuned import is_tuned, read_tuned
-from nnorm_export.runtimes.processor import processor
+from nnorm_export.runtimes.processor import cores_here, processor
 
 Array = NDArray[Any]
 # The options that the service of a model.tuned.json has, and its names of them.
@@ -117,7 +117,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.set_defaults(**{option: service[key] for option, key in OF_SERVICE.items()})
         options = parser.parse_args(arguments)
         options.file, options.runtime, options.opened = tuned.file, tuned.runtime, tuned.options
-        if warning := tuned.warning(processor()):
+        if warning := tuned.warning(processor(), cores_here()):
             print(f"warning: {warning}", file=sys.stderr)
     for option, least in {"replicas": 1, "threads": 1, "max_batch": 1, "max_delay": 0}.items():
         if getattr(options, option) < least:

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from nnorm_export.files.tuned import Tuned, write_tuned
-from nnorm_export.runtimes.processor import processor
+from nnorm_export.runtimes.processor import cores_here, processor
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "ray" / "serve.py"
 SERVICE = {"instances": 3, "threads": 2, "max_batch": 8, "max_delay_us": 500}
@@ -44,8 +44,9 @@ def settings(folder: Path, **changes: Any) -> str:
         "objective": "latency",
         "source": "model.onnx",
         "processor": processor(),
-        "cores": 2,
+        "cores": cores_here(),
         "service": SERVICE,
+        "measured": {"winner": {}},
     }
     tuned = Tuned(**(entries | changes))
     write_tuned(tuned)
