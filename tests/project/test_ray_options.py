@@ -86,7 +86,7 @@ def test_settings_of_another_machine_are_served_with_a_warning(
     assert sample.read_options([settings(tmp_path, processor="abacus")]).replicas == 3
     error = capsys.readouterr().err
     assert error.startswith("warning: ")
-    assert error.count("model.tuned.json was measured on abacus, and this machine has ") == 1
+    assert error.count("model.tuned.json was measured on abacus, ") == 1
 
 
 @pytest.mark.parametrize(
