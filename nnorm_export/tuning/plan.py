@@ -164,12 +164,19 @@ class Plan:
         return cls(
             work=work,
             judge=Judge(work, gate),
-            variants=[variant for variant in VARIANTS if _is_tried(variant, work, installed, only)],
-            installed=installed,
+            variants=[each for each in VARIANTS if _is_tried(each, work, installed, only, target)],
+            installed=installed if target is None else [DEFAULT_RUNTIME],
             threads=threads or threads_for(cores_here()),
             batches=_batches(work, objective, batches),
             objective=objective,
-            notices=list(_notices(work, gate, missing)),
+            notices=[
+                *(
+                    []
+                    if target is None
+                    else ["with a target, files for ONNX Runtime alone are tried, which servers have"]
+                ),
+                *_notices(work, gate, missing),
+            ],
             target=target,
             earlier=earlier,
             listed=listed_before,
@@ -212,7 +219,11 @@ def _refuse_untried(only: Sequence[str] | None, work: Work, installed: Sequence[
                 raise InputError(f"{variant.name} needs the runtime {variant.needs}: nnorm-export doctor says how")
 
 
-def _is_tried(variant: Variant, work: Work, installed: Sequence[str], only: Sequence[str] | None) -> bool:
+def _is_tried(
+    variant: Variant, work: Work, installed: Sequence[str], only: Sequence[str] | None, target: ServiceTarget | None
+) -> bool:
+    if target is not None and not variant.is_for(DEFAULT_RUNTIME):
+        return False
     if (variant.needs and variant.needs not in installed) or (variant.of_model and work.model is None):
         return False
     return only is None or variant.name == "given" or variant.name in only

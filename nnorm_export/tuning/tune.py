@@ -16,7 +16,7 @@ from nnorm_export.files.staging import check_output
 from nnorm_export.files.tuned import Tuned, read_settings
 from nnorm_export.metrics.asked import gate_of
 from nnorm_export.metrics.functions import Metric
-from nnorm_export.runtimes import DEFAULT_RUNTIME, load
+from nnorm_export.runtimes import load
 from nnorm_export.runtimes.processor import cores_here, processor
 from nnorm_export.tuning.measure import Files, make_files, race, row_of, started, winner_of
 from nnorm_export.tuning.page import check_page, write_page
@@ -155,7 +155,7 @@ def _tuned(plan: Plan, clock: Clock, settings: Path, *, source_name: str) -> Tun
     entrants = race(plan, files, clock)
     rows = [row_of(key, files, entrants, plan) for key in files.candidates]
     rows.sort(key=lambda row: (row.ratio is None, bool(row.dropped), row.ratio or 0.0))
-    winner = winner_of([row for row in rows if not row.state and _may_win(row, plan)], files)
+    winner = winner_of([row for row in rows if not row.state], files)
     rows = [_with_start(row, winner, files, plan, clock) for row in rows]
     winner, base = (next(row for row in rows if row.candidate == each) for each in (winner.candidate, plan.base))
     service = None if plan.target is None else _service(plan, files, winner, clock)
@@ -208,11 +208,6 @@ def _settings(report: TuneReport, source: str, source_sha256: str) -> Tuned:
         service=service,
         measured=measured,
     )
-
-
-def _may_win(row: Row, plan: Plan) -> bool:
-    """A service is planned for ONNX Runtime, which Triton and the sample for Ray have."""
-    return plan.target is None or row.runtime == DEFAULT_RUNTIME
 
 
 def _service(plan: Plan, files: Files, winner: Row, clock: Clock) -> ServicePlan:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnorm_export.converting.change_form import change_form
 from nnorm_export.errors import NnormExportError, RuntimeMissingError
+from nnorm_export.files.formats import FORMATS
 from nnorm_export.files.onnx_file import read
 from nnorm_export.optimizing.optimize import optimize
 from nnorm_export.quantizing.quantize import quantize
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nnorm_export.parity.reference.pytorch_model import Passthrough
+
+
+# Runtimes that read ONNX files without functions alone, and those that read all.
+_WITHOUT_FUNCTIONS = ("openvino", "opencv", "tract")
+_FOR_ALL = (DEFAULT_RUNTIME, "onnxruntime-cuda")
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,10 @@ class Variant:
     of_model: bool = False
     needs: str = ""
     seconds: float = 5.0
+
+    def is_for(self, runtime: str) -> bool:
+        """Whether the file may run in ``runtime``, which reads ONNX."""
+        return runtime in (self.runtimes or _FOR_ALL) and not self.needs and self.name not in FORMATS
 
 
 def _given(work: Work) -> Path:
@@ -153,10 +163,6 @@ VARIANTS = (
     Variant(name="bfloat16", make=_in_half("bf16"), in_half=True, of_model=True, seconds=20),
 )
 NAMES = tuple(variant.name for variant in VARIANTS)
-
-# Runtimes that read ONNX files without functions alone, and those that read all.
-_WITHOUT_FUNCTIONS = ("openvino", "opencv", "tract")
-_FOR_ALL = (DEFAULT_RUNTIME, "onnxruntime-cuda")
 
 
 def ways_of(path: Path, variant: Variant, installed: Collection[str], *, kernels: bool) -> Iterator[Way]:
