@@ -17,6 +17,10 @@ ONES, ROWS = np.ones((3, 2), np.float32), np.arange(6, dtype=np.float32).reshape
 CLASSES = np.arange(3)
 
 
+def reference(expected: list[list[Array]]) -> Reference:
+    return Reference("PyTorch", "test", [], expected, opened=lambda: lambda *_: [])
+
+
 @pytest.mark.parametrize(
     "expected",
     [[[ONES]], [[ONES], [ONES]], [[ONES, CLASSES]], [[ONES[:1]], [ONES[:1]]]],
@@ -24,7 +28,7 @@ CLASSES = np.arange(3)
 )
 def test_constant_outputs_are_refused(expected: list[list[Array]]) -> None:
     with pytest.raises(InputError, match="the outputs of PyTorch are the same for all test samples"):
-        refuse_constant(Reference("PyTorch", "test", [], expected))
+        refuse_constant(reference(expected))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,7 @@ def test_constant_outputs_are_refused(expected: list[list[Array]]) -> None:
     ids=["rows", "batches", "another output", "one sample", "other shapes"],
 )
 def test_others_are_taken(expected: list[list[Array]]) -> None:
-    refuse_constant(Reference("PyTorch", "test", [], expected))
+    refuse_constant(reference(expected))
 
 
 @pytest.mark.slow
