@@ -43,8 +43,9 @@ def assert_parity(
     """:func:`nnorm_export.verify`, as an assertion.
 
     Args:
-        path, model, inputs, runtime, criterion, rtol, atol, statistic, where, passthrough, metric, reference, at_least,
-            within, lower_is_better, confident: as for :func:`nnorm_export.verify`.
+        path, model, inputs, runtime, criterion, rtol, atol, statistic, where, passthrough: as for
+            :func:`nnorm_export.verify`.
+        metric, reference, at_least, within, lower_is_better, confident: likewise.
         ran_by: the required implementation of every normalization that is a node: ``kernel``, ``body``, ``plugin``.
 
     Raises:
