@@ -15,7 +15,6 @@ from typing import Any
 from nnorm_export.errors import ModelFileError
 from nnorm_export.files.locations import locate
 from nnorm_export.files.sha256 import file_sha256
-from nnorm_export.files.staging import staged, writing
 from nnorm_export.names import escaped
 from nnorm_export.reading import JSON_BYTES, parse_json, read_bytes
 
@@ -93,35 +92,30 @@ class Tuned:
     def command(self) -> str:
         return f"nnorm-export tune {self.source or 'MODEL'} --input DATA"
 
+    @property
+    def text(self) -> str:
+        """The settings as JSON, for the file ``path``."""
+        entries = {
+            "format": FORMAT,
+            "file": self.file.name,
+            "sha256": self.sha256,
+            "runtime": self.runtime,
+            "options": self.options,
+            "batch": self.batch,
+            "objective": self.objective,
+            "source": self.source,
+            "source_sha256": self.source_sha256,
+            "processor": self.processor,
+            "cores": self.cores,
+            "service": self.service,
+            "measured": self.measured,
+        }
+        return json.dumps(entries, indent=2) + "\n"
+
 
 def is_tuned(path: object) -> bool:
     """Whether ``path`` is called as settings are."""
     return str(path).endswith(ENDING)
-
-
-def write_tuned(tuned: Tuned) -> None:
-    """Writes the settings to ``tuned.path``, whole or not at all.
-
-    Raises:
-        ExportError: they cannot be written.
-    """
-    entries = {
-        "format": FORMAT,
-        "file": tuned.file.name,
-        "sha256": tuned.sha256,
-        "runtime": tuned.runtime,
-        "options": tuned.options,
-        "batch": tuned.batch,
-        "objective": tuned.objective,
-        "source": tuned.source,
-        "source_sha256": tuned.source_sha256,
-        "processor": tuned.processor,
-        "cores": tuned.cores,
-        "service": tuned.service,
-        "measured": tuned.measured,
-    }
-    with staged(tuned.path) as staging, writing(tuned.path):
-        staging.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 def read_tuned(path: str | Path) -> Tuned:

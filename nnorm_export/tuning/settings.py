@@ -11,7 +11,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.files.onnx_file import companions, read_with_weights
 from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import check_output, save, staged, writing
-from nnorm_export.files.tuned import ENDING, Tuned, is_tuned, write_tuned
+from nnorm_export.files.tuned import ENDING, Tuned, is_tuned
 
 _ENDINGS = (".onnx", ".aoti.pt2", ".rtx.plan", ".plan", ".pt")
 
@@ -63,5 +63,6 @@ def write_settings(tuned: Tuned, made: Path) -> Tuned:
         else:
             shutil.copyfile(made, staging)
     from_copy = Tuned(**{**vars(tuned), "sha256": file_sha256(tuned.file)})
-    write_tuned(from_copy)
+    with staged(tuned.path) as staging, writing(tuned.path):
+        staging.write_text(from_copy.text, encoding="utf-8")
     return from_copy

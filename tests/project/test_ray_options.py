@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from nnorm_export.files.tuned import Tuned, write_tuned
+from nnorm_export.files.tuned import Tuned
 from nnorm_export.runtimes.processor import cores_here, processor
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "ray" / "serve.py"
@@ -49,7 +49,7 @@ def settings(folder: Path, **changes: Any) -> str:
         "measured": {"winner": {}},
     }
     tuned = Tuned(**(entries | changes))
-    write_tuned(tuned)
+    tuned.path.write_text(tuned.text)
     return str(tuned.path)
 
 

@@ -30,7 +30,7 @@ from namespaces import bring_up_loopback
 from ray.cluster_utils import Cluster
 
 from nnorm_export.files.sha256 import file_sha256
-from nnorm_export.files.tuned import Tuned, write_tuned
+from nnorm_export.files.tuned import Tuned
 from nnorm_export.runtimes.processor import processor
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "ray"
@@ -107,7 +107,7 @@ def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
         cores=1,
         service={"instances": 2, "threads": 1, "max_batch": 16, "max_delay_us": 500},
     )
-    write_tuned(tuned)
+    tuned.path.write_text(tuned.text)
     command = [sys.executable, SAMPLES / "serve.py", settings, "--port", str(PORT)]
     with (folder / "serve.log").open("w") as log:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
