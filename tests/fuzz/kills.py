@@ -197,7 +197,7 @@ def cases(folder: Path) -> list[Case]:
     add("verify-record", certify, certified, is_folder=True)
 
     def write_page(path: Path, value: float) -> None:
-        report = mock.MagicMock(runtime=str(value), criterion="c", outputs=[])
+        report = mock.MagicMock(runtime=str(value), criterion="c", outputs=[], metric=None)
         with (
             mock.patch.object(write_report, "_or_reason", return_value=(None, "left out")),
             mock.patch.object(write_report, "check_page"),
