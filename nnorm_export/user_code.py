@@ -68,7 +68,7 @@ def import_module(name: str) -> ModuleType:
     """Imports a module of the user.
 
     Raises:
-        NnormExportError: there is no such module, or it fails.
+        NnormExportError: the module is missing, or it fails.
     """
     add_current_directory()
     try:

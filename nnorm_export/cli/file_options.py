@@ -5,16 +5,10 @@ from typing import Annotated
 
 from nnorm_export.cli import panels
 from nnorm_export.cli.options import (
-    AtLeast,
-    Confident,
     ExternalData,
     Inputs,
     KeepIoTypes,
-    LowerIsBetter,
-    Metric,
-    MetricData,
     NoVerify,
-    Within,
     output_option,
 )
 from nnorm_export.names import OTHER_BACKENDS
@@ -140,16 +134,6 @@ class QuantizeOptions:
             "output.",
         ),
     ] = 0.0
-    metric: Metric = None
-    data: MetricData = None
-    within: Within = None
-    min_metric: Annotated[
-        str | None,
-        panels.metric(
-            "--min-metric X", "The worst value of the int8 file: the least or, if lower is better, the greatest."
-        ),
-    ] = None
-    lower_is_better: LowerIsBetter = False
 
 
 @dataclass
@@ -290,12 +274,6 @@ class TuneOptions:
         ),
     ] = None
     minutes: Annotated[float, panels.tuning("--minutes X", "The time limit.")] = 5.0
-    metric: Metric = None
-    data: MetricData = None
-    within: Within = None
-    at_least: AtLeast = None
-    lower_is_better: LowerIsBetter = False
-    confident: Confident = False
     qps: Annotated[
         float | None,
         panels.tuning(

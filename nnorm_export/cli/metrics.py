@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nnorm_export.cli.arrays import read_arrays
+from nnorm_export.cli.metric_options import MetricOptions
 from nnorm_export.errors import InputError, NnormExportError, reported_as
 from nnorm_export.reading import is_regular
 from nnorm_export.user_code import look_up
@@ -13,34 +14,35 @@ from nnorm_export.user_code import look_up
 _ENDINGS = (".npy", ".npz", ".txt")
 
 
-def metric_arguments(metric: str | None, data: str | None, thresholds: dict[str, Any], *, least: str) -> dict[str, Any]:
+def given_of(options: MetricOptions) -> dict[str, Any]:
+    """The options that were given, by the names of their fields."""
+    return {name: value for name, value in vars(options).items() if value not in (None, False)}
+
+
+def metric_arguments(options: MetricOptions, specs: list[str] | None, inputs_option: str = "--input") -> dict[str, Any]:
     """The arguments ``metric``, ``reference`` and thresholds of a comparison; those that were given.
 
     Args:
-        metric, data: the values of ``--metric`` and ``--data``.
-        thresholds: argument -> value, None if it was not given.
-        least: the option of the worst value, for messages.
+        specs: the values of ``inputs_option``, which the labels are of.
 
     Raises:
-        NnormExportError: there are data or thresholds and no metric, or a metric and no data.
+        NnormExportError: data or thresholds were given without a metric, a metric without data, or the inputs are
+            random.
     """
-    given = {name: value for name, value in thresholds.items() if value not in (None, False)}
-    if metric is None:
-        options = {"--data": data, **{option_of(name, least): value for name, value in given.items()}}
-        if wrong := [option for option, value in options.items() if value is not None]:
-            raise NnormExportError(f"{wrong[0]} goes with --metric NAME; leave it out")
+    given = given_of(options)
+    if options.metric is None:
+        if given:
+            wrong = "--data" if "data" in given else f"--{next(iter(given)).replace('_', '-')}"
+            raise NnormExportError(f"{wrong} goes with --metric NAME; leave it out")
         return {}
-    if data is None:
+    if options.data is None:
         raise NnormExportError(
-            f"--metric {metric} needs labels, --data labels.npz:y, or a function that returns a loader, "
+            f"--metric {options.metric} needs labels, --data labels.npz:y, or a function that returns a loader, "
             "--data package.module:loader"
         )
-    return {"metric": metric, "reference": read_reference(data), **given}
-
-
-def option_of(name: str, least: str) -> str:
-    """The option of an argument: ``lower_is_better`` -> ``--lower-is-better``."""
-    return least if name in ("at_least", "min_metric") else f"--{name.replace('_', '-')}"
+    _require_real_inputs(options.metric, options.data, specs, inputs_option)
+    del given["data"]
+    return {**given, "reference": read_reference(options.data)}
 
 
 def is_loader(data: str) -> bool:
@@ -73,12 +75,13 @@ def _texts(path: Path) -> list[str]:
         ) from error
 
 
-def require_real_inputs(metric: str | None, data: str | None, specs: list[str] | None, option: str = "--input") -> None:
+def _require_real_inputs(metric: str, data: str, specs: list[str] | None, option: str) -> None:
     """Raises a NnormExportError if a metric with labels would be computed of random inputs."""
-    if metric is None or data is None or is_loader(data):
+    if is_loader(data):
         return
-    if random := [spec for spec in specs or () if ".np" not in spec.lower()] or ([] if specs else ["none"]):
-        given = f"there is no {option}" if random == ["none"] else f"{option} {random[0]} is random"
+    random = [spec for spec in specs or () if ".np" not in spec.lower()]
+    if random or not specs:
+        given = f"{option} {random[0]} is random" if random else f"{option} is missing"
         raise NnormExportError(
             f"--metric {metric} needs the inputs that the labels of --data {data} are of, and {given}; give "
             f"{option} data.npz"

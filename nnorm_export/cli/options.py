@@ -270,42 +270,6 @@ Where: TypeAlias = Annotated[
 ]
 
 
-Metric: TypeAlias = Annotated[
-    str | None,
-    panels.metric(
-        "--metric NAME|MODULE:FUNCTION",
-        "A metric of the file against the reference: top1, top5, f1, mean_iou, rmse, r2, wer, or a function of yours, "
-        "f(outputs, labels) or, with a loader, f(model, loader).",
-        **panels.completing("nnorm_export.metrics.builtin:BUILTINS"),
-    ),
-]
-MetricData: TypeAlias = Annotated[
-    str | None,
-    panels.metric(
-        "--data FILE|MODULE:FUNCTION",
-        "The labels: labels.npy, labels.npz:y, or a .txt with a text a line; or a function that returns a loader of "
-        "(inputs, labels).",
-    ),
-]
-Within: TypeAlias = Annotated[
-    str | None,
-    panels.metric("--within X", "The greatest loss against the reference: 0.003, or 0.3% of a metric from 0 to 1."),
-]
-AtLeast: TypeAlias = Annotated[
-    str | None,
-    panels.metric(
-        "--at-least X", "The worst value of the file that passes: the least or, if lower is better, the greatest."
-    ),
-]
-Confident: TypeAlias = Annotated[
-    bool,
-    panels.metric("--confident", "Fail if the 95 % interval of the loss reaches beyond --within. It needs more data."),
-]
-LowerIsBetter: TypeAlias = Annotated[
-    bool, panels.metric("--lower-is-better", "Of a function of yours, an error for example.")
-]
-
-
 @dataclass
 class VerifyOptions:
     url: Annotated[
@@ -347,12 +311,6 @@ class VerifyOptions:
         ),
     ] = None
     where: Where = None
-    metric: Metric = None
-    data: MetricData = None
-    within: Within = None
-    at_least: AtLeast = None
-    lower_is_better: LowerIsBetter = False
-    confident: Confident = False
     float16: Annotated[
         bool,
         panels.comparison("--float16", "List the normalizations that float16 puts at risk on these inputs, and why."),

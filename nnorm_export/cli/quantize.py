@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nnorm_export.cli.file_options import QuantizeOptions
+from nnorm_export.cli.metric_options import Int8MetricOptions
 from nnorm_export.cli.options import ReferenceOptions
 from nnorm_export.cli.output import (
     Essential,
@@ -32,6 +33,7 @@ def quantize(
     path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="A float32 file in the form portable or custom.")],
     model: ReferenceOptions,
     options: QuantizeOptions,
+    metric: Int8MetricOptions,
     output: Output,
 ) -> None:
     """Make a file that computes in 8-bit integers, smaller and faster.
@@ -67,6 +69,7 @@ def quantize(
       nnorm-export quantize net.onnx --calibrate data.npz --target tensorrt
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
+    from nnorm_export.cli.metrics import metric_arguments
     from nnorm_export.files.inspection import describe
     from nnorm_export.quantizing.quantize import quantize as write
 
@@ -76,7 +79,8 @@ def quantize(
         calibration, notices = read_inputs_of_file(options.calibrate, dtypes, "--calibrate")
         test, more = read_inputs_of_file(options.test, dtypes, "--test") if options.test else (None, [])
         source = _source(model) if model.model else None
-        metric = _metric(options)
+        labeled = (options.test, "--test") if options.test else (options.calibrate, "--calibrate")
+        judged = metric_arguments(metric, *labeled)
     notices = [*(source.notices if source else ()), *notices, *more, *_random(options)]
     output.notices(notices)
     with output.progressing(f"Quantizing {path}") as progress:
@@ -103,7 +107,7 @@ def quantize(
             external_data=options.external_data,
             keep_io_types=options.keep_io_types,
             progress=progress,
-            **metric,
+            **judged,
         )
     output.notices(report.notices)
     as_json = report.to_json() | {"files": describe(destination).files, "notices": [*notices, *report.notices]}
@@ -114,19 +118,6 @@ def _source(model: ReferenceOptions) -> Source:
     from nnorm_export.cli.source import load_source  # needs PyTorch
 
     return load_source(model)
-
-
-def _metric(options: QuantizeOptions) -> dict[str, Any]:
-    from nnorm_export.cli.metrics import metric_arguments, require_real_inputs
-
-    specs, option = (options.test, "--test") if options.test else (options.calibrate, "--calibrate")
-    require_real_inputs(options.metric, options.data, specs, option)
-    thresholds = {
-        "min_metric": options.min_metric,
-        "within": options.within,
-        "lower_is_better": options.lower_is_better,
-    }
-    return metric_arguments(options.metric, options.data, thresholds, least="--min-metric")
 
 
 def _random(options: QuantizeOptions) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnorm_export.cli.file_options import TuneOptions
+from nnorm_export.cli.metric_options import GateOptions
 from nnorm_export.cli.options import ReferenceOptions
 from nnorm_export.cli.output import Output, print_facts, print_table, shown, size_text
 from nnorm_export.errors import NnormExportError
@@ -19,6 +20,7 @@ def tune(
     path: Annotated[str, typer.Argument(metavar="MODEL.onnx", help="The file that export wrote.")],
     model: ReferenceOptions,
     options: TuneOptions,
+    metric: GateOptions,
     output: Output,
 ) -> None:
     """Find the fastest file, runtime and settings on this machine.
@@ -49,16 +51,14 @@ def tune(
       nnorm-export tune net.onnx -i data.npz --replay net.tuned.json
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
-    from nnorm_export.cli.metrics import metric_arguments, require_real_inputs
+    from nnorm_export.cli.metrics import metric_arguments
     from nnorm_export.files.inspection import describe
     from nnorm_export.tuning.plan import check_options, target_of
     from nnorm_export.tuning.tune import tune as find
 
     check_options(options.objective, options.batches, options.threads, options.only, options.minutes)
     target_of(options.qps, options.p99)
-    thresholds = {name: getattr(options, name) for name in ("within", "at_least", "lower_is_better", "confident")}
-    metric = metric_arguments(options.metric, options.data, thresholds, least="--at-least")
-    require_real_inputs(options.metric, options.data, options.input_specs)
+    judged = metric_arguments(metric, options.input_specs)
     with output.working(f"Reading {path}"):
         dtypes = {info.name: info.dtype for info in describe(path).inputs}
         inputs, notices = read_inputs_of_file(options.input_specs or (), dtypes)
@@ -77,7 +77,7 @@ def tune(
             threads=options.threads,
             only=options.only,
             minutes=options.minutes,
-            **metric,
+            **judged,
             qps=options.qps,
             p99=options.p99,
             replay=options.replay,

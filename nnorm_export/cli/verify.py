@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nnorm_export.cli.metric_options import GateOptions
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
 from nnorm_export.cli.output import (
     COMMAND_LINE,
@@ -38,6 +39,7 @@ def verify(
     *,
     model: OptionalModelOptions,
     options: VerifyOptions,
+    metric: GateOptions,
     output: Output,
 ) -> None:
     """Compare a file with the PyTorch model that it was made from.
@@ -83,10 +85,11 @@ def verify(
     path = _path(file, options)
     _check_combinations(options)
     if options.replay is not None:
-        _replay(path, options.replay, model, options, output)
+        _replay(path, options.replay, model, options, metric, output)
         return
     if not model.model:
         raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
+    from nnorm_export.cli.metrics import metric_arguments
     from nnorm_export.cli.source import inputs_for, load_source
     from nnorm_export.parity.layer_by_layer.float16_risks import float16_risks
     from nnorm_export.parity.layer_by_layer.probe import probe
@@ -95,7 +98,7 @@ def verify(
 
     _check_outputs(options)
     with output.working("Loading the model"):
-        judged = _metric(options, model)
+        judged = metric_arguments(metric, model.input_specs)
         source = load_source(model)
         inputs, notices = inputs_for(source, model, path, options.runtime, timeout=options.timeout)
     notices = [*source.notices, *notices]
@@ -221,23 +224,6 @@ def _criteria(options: VerifyOptions, model: OptionalModelOptions) -> tuple[dict
     return criteria, shared
 
 
-def _metric(options: VerifyOptions, model: OptionalModelOptions) -> dict[str, Any]:
-    """The arguments of verify() for a metric."""
-    from nnorm_export.cli.metrics import metric_arguments, require_real_inputs
-
-    require_real_inputs(options.metric, options.data, model.input_specs)
-    return metric_arguments(options.metric, options.data, _thresholds(options), least="--at-least")
-
-
-def _thresholds(options: VerifyOptions) -> dict[str, Any]:
-    return {
-        "at_least": options.at_least,
-        "within": options.within,
-        "lower_is_better": options.lower_is_better,
-        "confident": options.confident,
-    }
-
-
 def _tolerances(options: VerifyOptions) -> tuple[object, ...]:
     return options.criterion, options.rtol, options.atol, options.statistic, options.where
 
@@ -279,10 +265,19 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
             typer.echo("Files of nnorm_export in float16 compute this in float32: the layers are safe there.")
 
 
-def _replay(path: str, folder: str, model: OptionalModelOptions, options: VerifyOptions, output: Output) -> None:
-    given = (model.model, model.input_specs, model.decoder, options.float16, options.probes)
-    fixed = (*given, options.record, options.sign_with, options.page, options.metric, options.data)
-    if any(fixed) or any(_thresholds(options).values()) or any(given is not None for given in _tolerances(options)):
+def _replay(
+    path: str,
+    folder: str,
+    model: OptionalModelOptions,
+    options: VerifyOptions,
+    metric: GateOptions,
+    output: Output,
+) -> None:
+    from nnorm_export.cli.metrics import given_of
+
+    given = (model.model, model.input_specs, model.decoder, options.float16, options.probes, given_of(metric))
+    fixed = (*given, options.record, options.sign_with, options.page)
+    if any(fixed) or any(given is not None for given in _tolerances(options)):
         raise NnormExportError(
             "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
         )

@@ -37,7 +37,7 @@ class Tuned:
         runtime, options: the arguments of :func:`nnorm_export.load`.
         batch: the rows of a call, for which it is the fastest.
         objective: what was to be best: ``latency`` or ``throughput``.
-        source: the name of the file that ``file`` was made of, which other machines need; empty if it is no file.
+        source: the name of the file that ``file`` was made of, which other machines need; empty if it is not a file.
         source_sha256: of that file.
         processor, cores: of the machine that it was measured on.
         service: the configuration that meets a target (``instances``, ``threads``, ``max_batch``, ``max_delay_us``);

@@ -32,7 +32,7 @@ class Interval:
     """The interval of a difference.
 
     Attributes:
-        bounds: the least and the greatest difference; None if there is no interval.
+        bounds: the least and the greatest difference; None without an interval.
         note: why there is none, or what is to be known about it; else empty.
     """
 
@@ -85,7 +85,7 @@ def _percentiles(values: Array) -> tuple[float, float]:
 
 
 def interval(differences: Callable[[Array], Array], count: int, at_once: int = 1, unit: str = "samples") -> Interval:
-    """The interval of ``differences`` over resamples; none if no resample differs.
+    """The interval of ``differences`` over resamples; without bounds if no resample differs.
 
     Args:
         differences: the difference of the metric for each row of indices of samples, [B, N]; returns [B].

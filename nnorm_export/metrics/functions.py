@@ -19,7 +19,7 @@ def metric_of(metric: Metric) -> Builtin | Callable[..., Any]:
     """The built-in metric of a name, or the function.
 
     Raises:
-        InputError: there is no such built-in metric, or it is no function.
+        InputError: the name is unknown, or it is not a function.
         NnormExportError: the module cannot be imported, or does not have the function.
     """
     if not isinstance(metric, str):

@@ -72,7 +72,7 @@ class MetricReport(ComparisonReport):
 
     @property
     def greatest_loss(self) -> float | None:
-        """The greatest loss in the interval; None if there is no interval."""
+        """The greatest loss in the interval; None without an interval."""
         if self.interval is None:
             return None
         return self.interval[1] if self.lower_is_better else -self.interval[0]
@@ -157,15 +157,15 @@ class Gate:
             at_least: the worst value of the file that passes: the least or, of a metric that is better when lower, the
                 greatest. A number, or a share as ``"90%"``.
             within: the greatest loss against the reference that passes, in the unit of the metric, or ``"0.3%"`` for
-                0.003 of a metric that is a share. A better value is no loss. Without ``at_least`` and ``within`` the
-                metric is reported, and passes.
+                0.003 of a metric that is a share. A better value does not count as a loss. Without ``at_least`` and
+                ``within`` the metric is reported, and passes.
             lower_is_better: of a function; False by default. Built-in metrics know it.
             confident: the file fails if the 95 % interval of the loss reaches beyond ``within``. By default the
                 measured loss decides, and a note says that the samples are too few.
             least: what messages call ``at_least``.
 
         Raises:
-            InputError: the metric is unknown, there are no labels, or a threshold is not a number.
+            InputError: the metric is unknown, the labels are missing or empty, or a threshold is not a number.
             NnormExportError: the module of the function cannot be imported.
         """
         found, name = metric_of(metric), name_of(metric)
@@ -216,7 +216,7 @@ class Gate:
         if self.labels is None:
             raise InputError(f"the metric {self.name} takes a model and a loader; call judge_calls")
         if not file or not original:
-            raise InputError(f"the metric {self.name}: there are no outputs")
+            raise InputError(f"the metric {self.name}: the list of outputs is empty")
         found, true = (arrays_of(outputs) for outputs in (file, original))
         if isinstance(self.metric, Builtin):
             return self._of_statistics(self.metric, found, true, self.labels, reference_name)
@@ -278,7 +278,7 @@ class Gate:
     ) -> MetricReport:
         count = count_of(labels)
         if count == 0:
-            raise InputError(f"the metric {self.name}: there are no labels; give one for each sample")
+            raise InputError(f"the metric {self.name}: the labels are empty; give one for each sample")
         for outputs, called in ((file, "the file"), (original, reference_name)):
             rows = count_of(outputs[0])
             if rows != count:
@@ -333,8 +333,8 @@ class Gate:
         reason = _failure(report) or (beyond if self.confident else "")
         if self.confident and not reason and report.interval is None:
             reason = f"confident asks for an interval, and there is none ({spread.note})"
-        notes = (few, spread.note, beyond if beyond and not reason else "")
-        return replace(report, reason=reason, note="; ".join(filter(None, notes)))
+        notes = [note for note in (few, spread.note, beyond if not reason else "") if note and note not in reason]
+        return replace(report, reason=reason, note="; ".join(notes))
 
 
 def _failure(report: MetricReport) -> str:

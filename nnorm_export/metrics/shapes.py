@@ -28,7 +28,7 @@ def array_of(value: Any, metric: str, what: str) -> Array:
         array = as_array(value)
     except ValueError as error:  # rows of several lengths
         raise InputError(
-            f"{metric}: the {what} are no array ({error}); give rows of one shape, {OWN}; {BATCHES}"
+            f"{metric}: the {what} are not an array ({error}); give rows of one shape, {OWN}; {BATCHES}"
         ) from error
     if array.dtype == bool or np.issubdtype(array.dtype, np.integer):
         return array
@@ -59,7 +59,7 @@ def check_count(metric: str, outputs: int, labels: int) -> None:
             f"{metric}: {labels} labels for {outputs} outputs; give the labels of the samples that the model runs on"
         )
     if outputs == 0:
-        raise InputError(f"{metric}: there are no samples; give inputs with their labels")
+        raise InputError(f"{metric}: the outputs and labels are empty; give inputs with their labels")
 
 
 def check_vector(labels: Array, metric: str) -> None:

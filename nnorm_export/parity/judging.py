@@ -13,7 +13,8 @@ from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.metrics.gate import Gate, MetricReport
 from nnorm_export.models.arguments import bind, tensors_in
 from nnorm_export.parity.certificates.metrics import is_replayable
-from nnorm_export.parity.reference.pytorch_model import PyTorchModel, as_taken
+from nnorm_export.parity.reference.file_inputs import as_taken
+from nnorm_export.parity.reference.pytorch_model import PyTorchModel
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.runtimes import Runner
 

@@ -29,14 +29,8 @@ from nnorm_export.parity.reference.beyond_float16 import is_infinite
 from nnorm_export.parity.reference.changed_inputs import Run, change_of_input
 from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
-from nnorm_export.parity.reference.pytorch_model import (
-    Passthrough,
-    PyTorchModel,
-    as_taken,
-    bound,
-    dtype_of,
-    inputs_beyond_float16,
-)
+from nnorm_export.parity.reference.file_inputs import as_taken, dtype_of, inputs_beyond_float16
+from nnorm_export.parity.reference.pytorch_model import Passthrough, PyTorchModel, bound
 from nnorm_export.parity.reference.shared_rows import with_pytorchs_runs
 from nnorm_export.parity.reference.weights import other_weights
 from nnorm_export.parity.suspects import suspects

@@ -2,12 +2,13 @@
 
 A weight is stored in int8. The other factor gets a scale and a zero point from its own values in each call
 (DynamicQuantizeLinear), so that nothing is calibrated. The numbers between the products stay float, and so do
-convolutions: a scale for a whole batch of maps is no better than a calibrated one, and ONNX Runtime's ConvInteger is
+convolutions: a scale for a whole batch of maps is not better than a calibrated one, and ONNX Runtime's ConvInteger is
 slower than its Conv.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -26,7 +27,7 @@ def without_weight(proto: onnx.ModelProto) -> dict[str, str]:
     for node in proto.graph.node:
         if node.domain == "" and node.op_type in PRODUCTS_OF_MATRICES:
             if weights.get(node.input[1]) != 2:
-                found[node.name] = "its second factor is no matrix of weights"
+                found[node.name] = "its second factor is not a matrix of weights"
             elif node.op_type == "Gemm" and not _is_matmul(node):
                 found[node.name] = "its first factor is transposed, or its product or bias has a factor"
     return found
@@ -36,8 +37,9 @@ def with_dynamic_products(
     proto: onnx.ModelProto, names: Collection[str], *, per_channel: bool, reduce_range: bool
 ) -> onnx.ModelProto:
     """Returns a copy of ``proto`` whose products ``names`` are DynamicQuantizeLinear and MatMulInteger."""
-    from onnxruntime.quantization import QuantizationMode, QuantType  # noqa: PLC0415 - an extra, slow
-    from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer  # noqa: PLC0415 - an extra, slow
+    # ONNX Runtime may be missing until a file is quantized, and this part of it takes a second to load.
+    quantization = importlib.import_module("onnxruntime.quantization")
+    quantizer_module = importlib.import_module("onnxruntime.quantization.onnx_quantizer")
 
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
@@ -45,14 +47,14 @@ def with_dynamic_products(
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
     with silent_loggers(["root"]):  # it warns of each tensor that it leaves in float
-        quantizer = ONNXQuantizer(
+        quantizer = quantizer_module.ONNXQuantizer(
             copy,
             per_channel,
             reduce_range,
-            QuantizationMode.IntegerOps,
+            quantization.QuantizationMode.IntegerOps,
             False,  # static
-            QuantType.QInt8,
-            QuantType.QUInt8,
+            quantization.QuantType.QInt8,
+            quantization.QuantType.QUInt8,
             None,  # ranges
             list(names),
             [],

@@ -98,7 +98,7 @@ def reference_of(
         runner = load(file.path, "onnxruntime")
         expected = [runner(**feed) for feed in feeds]
         return Reference("the float32 file", data, feeds, expected, lambda: load(file.path, "onnxruntime"))
-    from nnorm_export.parity.reference.in_float32 import callable_in_float32, outputs_in_float32  # noqa: PLC0415 - needs PyTorch
+    from nnorm_export.parity.reference.in_float32 import callable_in_float32, outputs_in_float32  # noqa: PLC0415 - without a model, PyTorch may be missing
 
     results = outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
     infos = outputs_of(file.proto)

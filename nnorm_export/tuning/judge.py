@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from nnorm_export.dtypes import Array
@@ -46,11 +47,18 @@ class Judge:
 
     work: Work
     gate: Gate | None
-    _original: Runner = field(init=False)
-    _expected: list[Array] | None = field(init=False, default=None)
 
-    def __post_init__(self) -> None:
-        self._original = load(self.work.source)
+    @cached_property
+    def _given(self) -> Runner:
+        return load(self.work.source)
+
+    @cached_property
+    def _expected(self) -> list[Array]:
+        return self._outputs(self._given)
+
+    @cached_property
+    def _metric_of_given(self) -> MetricReport | None:
+        return self._metric(self._given)
 
     def judge(self, path: Path, variant: Variant, way: Way) -> Verdict:
         """The verdict on the file ``path``; an error of this package is a reason too."""
@@ -64,7 +72,7 @@ class Judge:
                 if not report:
                     return Verdict(f"its results are wrong: {report.reason}", share_of(report))
                 share = share_of(report)
-            metric = None if self.gate is None else self._metric(runner)
+            metric = self._metric_of_given if is_original else self._metric(runner)
         except NnormExportError as error:
             return Verdict(self.work.without_folder(first_line(error)))
         reason = "" if metric is None or metric else f"the metric refuses it: {metric.reason}"
@@ -77,9 +85,10 @@ class Judge:
             NnormExportError: it does not compute what the model computes, or the metric refuses it.
             InputError: the labels do not fit.
         """
-        if self.gate is not None and not (metric := self._metric(self._original)):
+        if (metric := self._metric_of_given) is not None and not metric:
             raise NnormExportError(f"{self.work.source} itself fails the metric: {metric.reason}")
-        if self.work.model is not None and not (report := self._with_pytorch(self.work.source, None)):
+        original = self.work.original
+        if original is not None and not (report := original.verify(self.work.source, None)):
             raise NnormExportError(
                 f"{self.work.source} does not compute what the model computes, so that nothing is tuned: "
                 f"{report.reason}. nnorm-export verify says more"
@@ -91,34 +100,19 @@ class Judge:
         PyTorch runs a dozen times for its budget. What is within roundings of the given file, which PyTorch has been
         compared with, needs no budget of its own.
         """
-        with_pytorch = self.work.model is not None and not way.options
-        if with_pytorch and variant.in_half:
-            return self._with_pytorch(path, way.runtime)
+        original = None if way.options else self.work.original
+        if original is not None and variant.in_half:
+            return original.verify(path, way.runtime)
         name = f"the file {path.name} in {way}"
-        report = compare(runner, self._original, self.work.rows, name=name, other_roundings=True)
-        return report if report or not with_pytorch else self._with_pytorch(path, way.runtime)
+        report = compare(runner, self._given, self.work.rows, name=name, other_roundings=True)
+        return report if report or original is None else original.verify(path, way.runtime)
 
-    def _with_pytorch(self, path: Path, runtime: str | None) -> ParityReport:
-        from nnorm_export.models.arguments import bind  # noqa: PLC0415 - needs PyTorch
-        from nnorm_export.parity.verify import verify  # noqa: PLC0415 - needs PyTorch
-
-        model = self.work.model
-        if model is None:
-            raise NnormExportError("there is no model to compare with")
-        inputs = bind(model, *self.work.example)
-        return verify(path, model, inputs, runtime=runtime, passthrough=self.work.passthrough)
-
-    def _metric(self, runner: Runner) -> MetricReport:
+    def _metric(self, runner: Runner) -> MetricReport | None:
         if self.gate is None:
-            raise NnormExportError("there is no metric")
+            return None
         if self.gate.takes_loader:
-            return self.gate.judge_calls(runner, self._original, reference_name=_REFERENCE)
-        return self.gate.judge(self._outputs(runner), self._reference(), reference_name=_REFERENCE)
-
-    def _reference(self) -> list[Array]:
-        if self._expected is None:
-            self._expected = self._outputs(self._original)
-        return self._expected
+            return self.gate.judge_calls(runner, self._given, reference_name=_REFERENCE)
+        return self.gate.judge(self._outputs(runner), self._expected, reference_name=_REFERENCE)
 
     def _outputs(self, runner: Runner) -> list[Array]:
         batches = [runner(**feed) for feed in batches_of(self.work.data, runner.inputs, _BATCH, "inputs")]

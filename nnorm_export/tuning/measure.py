@@ -50,9 +50,8 @@ def make_files(plan: Plan, clock: Clock) -> Files:
     files.candidates[str(plan.base)] = plan.base
     kernels = library.find_library() is not None
     for variant in plan.variants:
-        if variant.name != "given" and not clock.has_time_to_make(
-            variant.seconds * (scale if variant.of_model else 1.0)
-        ):
+        seconds = variant.seconds * (scale if variant.of_model else 1.0)
+        if variant.name != "given" and not clock.has_time_to_make(seconds):
             files.out.append(Row(name=variant.name, out="not tried: the time limit; give more minutes (--minutes)"))
             continue
         clock.show(f"making {variant.name}")

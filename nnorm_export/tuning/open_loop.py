@@ -215,7 +215,7 @@ class _Run:
             while batch := self._queue.take():
                 runner(**together([self._requests[number % len(self._requests)] for number in batch]))
                 self._note(batch, perf_counter())
-        except Exception as error:  # the thread of the sender raises it
+        except Exception as error:  # any: a thread cannot raise it to its starter, so the sender's thread raises it
             self._errors.append(error)
 
     def _note(self, batch: Sequence[int], end: float) -> None:

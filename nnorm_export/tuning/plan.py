@@ -202,7 +202,7 @@ class Plan:
     @property
     def compared_with(self) -> str:
         """What decides whether a file is right."""
-        other = "the given file" if self.work.model is None else "PyTorch"
+        other = "the given file" if self.work.original is None else "PyTorch"
         gate = self.judge.gate
         return f"the error budget against {other}{'' if gate is None else f', and the metric {gate.name}'}"
 
@@ -213,7 +213,7 @@ def _refuse_untried(only: Sequence[str] | None, work: Work, installed: Sequence[
         if variant.name in (only or ()):
             if variant.changes_results and gate is None:
                 raise InputError(f"{variant.name}: only a metric can accept its results; give one (metric=, --metric)")
-            if variant.of_model and work.model is None:
+            if variant.of_model and work.original is None:
                 raise InputError(f"{variant.name} is made of the PyTorch model; give it (model=, --model)")
             if variant.needs and variant.needs not in installed:
                 raise InputError(f"{variant.name} needs the runtime {variant.needs}: nnorm-export doctor says how")
@@ -224,7 +224,7 @@ def _is_tried(
 ) -> bool:
     if target is not None and not variant.is_for(DEFAULT_RUNTIME):
         return False
-    if (variant.needs and variant.needs not in installed) or (variant.of_model and work.model is None):
+    if (variant.needs and variant.needs not in installed) or (variant.of_model and work.original is None):
         return False
     return only is None or variant.name == "given" or variant.name in only
 
@@ -248,7 +248,7 @@ def _notices(work: Work, gate: Gate | None, missing: Sequence[str]) -> Iterator[
         yield "int8 files are calibrated on the rows that the metric judges; verify the winner on others"
     if gate is None:
         yield "int8 was not tried: its results are others, and only a metric can accept it (metric=, --metric)"
-    if work.model is None:
+    if work.original is None:
         yield "float16, bfloat16, TorchScript and AOTInductor were not tried: they are made of the model (--model)"
     if library.find_library() is None:
         yield "the kernels are not installed, so that bodies run the normalizations: install nnorm_export with them"

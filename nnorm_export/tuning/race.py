@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -47,6 +48,10 @@ class Entrant:
     turns: list[list[float]] = field(default_factory=list)
     dropped: str = ""
     failure: str = ""
+
+    @property
+    def is_in(self) -> bool:
+        return not self.failure and not self.dropped
 
     @property
     def runs(self) -> list[float]:
@@ -105,32 +110,37 @@ class Race(Generic[_Key]):
         order = [self.base, *(key for key in found if key != self.base)]
         for key in (*order, *reversed(order)):
             self._screen(key, found[key])
-        if found[self.base].failure:
-            raise NnormExportError(f"{self.base} cannot be measured: {found[self.base].failure}")
         self._drop(found, self._near(found), "slower alone")
         opened = self._opened(found)
         for number, turns in enumerate(_ROUNDS, start=1):
             if len(opened) <= _FINALISTS + 1:
                 break
             self._take_turns(opened, found, turns, f"round {number}")
-            best = sorted(
-                (key for key in opened if key != self.base), key=lambda key: found[key].ratio(found[self.base])
-            )
+            others = [key for key in opened if key != self.base and found[key].is_in]
+            best = sorted(others, key=lambda key: found[key].ratio(found[self.base]))
             kept = best[: max(_FINALISTS, (len(best) + 1) // 2)]
             self._drop(found, kept, f"slower in round {number}", among=best)
-            opened = {key: run for key, run in opened.items() if self._is_in(found[key])}
+            opened = {key: run for key, run in opened.items() if found[key].is_in}
         self._take_turns(opened, found, *_LAST_TURNS[:1], "last round", most=_LAST_TURNS[1])
         return found
 
     def _opened(self, found: Mapping[_Key, Entrant]) -> dict[_Key, Callable[[], object]]:
         opened = {}
         for key, entrant in found.items():
-            if self._is_in(entrant):
-                opened[key] = self.open_run[key]()
+            if entrant.is_in:
+                with self._failures(key, entrant):
+                    opened[key] = self.open_run[key]()
         return opened
 
-    def _is_in(self, entrant: Entrant) -> bool:
-        return not entrant.failure and not entrant.dropped
+    @contextmanager
+    def _failures(self, key: _Key, entrant: Entrant) -> Iterator[None]:
+        """Notes an error of a candidate, which then is out; that of the base ends the race."""
+        try:
+            yield
+        except NnormExportError as error:
+            if key == self.base:
+                raise NnormExportError(f"{key} cannot be measured: {error}") from error
+            entrant.failure = str(error)
 
     def _screen(self, key: _Key, entrant: Entrant) -> None:
         if entrant.failure:
@@ -139,12 +149,10 @@ class Race(Generic[_Key]):
             entrant.failure = "" if entrant.alone else "not measured: the time was over"
             return
         self.progress(f"{key}, alone")
-        try:
+        with self._failures(key, entrant):
             run = self.open_run[key]()
             run()  # allocates memory
             entrant.alone += self._turn(run)
-        except NnormExportError as error:
-            entrant.failure = str(error)
 
     def _near(self, found: Mapping[_Key, Entrant]) -> list[_Key]:
         """The candidates that are near the fastest, the fastest first."""
@@ -174,7 +182,9 @@ class Race(Generic[_Key]):
             self.progress(f"{what}, turn {turn + 1}")
             order = list(opened)
             for key in order if turn % 2 == 0 else reversed(order):
-                found[key].turns.append(self._turn(opened[key]))
+                if not found[key].failure:
+                    with self._failures(key, found[key]):
+                        found[key].turns.append(self._turn(opened[key]))
 
     def _turn(self, run: Callable[[], object]) -> list[float]:
         time.sleep(_PAUSE)

@@ -11,6 +11,7 @@ from nnorm_export.errors import InputError
 from nnorm_export.files.tensors import TensorInfo
 
 Feed = dict[str, Array]
+COMPARED_ROWS = 8
 
 
 def batched_names(infos: Sequence[TensorInfo], data: Feed) -> list[str]:

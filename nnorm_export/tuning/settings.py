@@ -20,7 +20,7 @@ def settings_path(source: Path | None, output: str | Path | None) -> Path:
     """Where the settings are written: ``output``, or beside the given file.
 
     Raises:
-        ExportError: there is no such place, or its name does not end as settings do.
+        ExportError: the place is not known, or its name does not end as settings do.
     """
     if output is None:
         if source is None:

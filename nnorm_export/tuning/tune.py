@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnorm_export.errors import InputError, NnormExportError
+from nnorm_export.errors import InputError
 from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import check_output
 from nnorm_export.files.tuned import Tuned, read_settings
@@ -31,9 +31,9 @@ from nnorm_export.tuning.plan import (
 )
 from nnorm_export.tuning.report import Row, TuneReport
 from nnorm_export.tuning.service import plan_service
-from nnorm_export.tuning.service_plan import ServicePlan
+from nnorm_export.tuning.service_plan import ServicePlan, ServiceTarget
 from nnorm_export.tuning.settings import file_beside, refuse_source, settings_path, write_settings
-from nnorm_export.tuning.work import work_of_file, work_of_model
+from nnorm_export.tuning.work import work_of_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,10 +139,14 @@ def tune(
         check_page(page)
     earlier = None if replay is None else read_settings(replay)
     with tempfile.TemporaryDirectory() as folder:
-        if path is not None:
-            work = work_of_file(path, Path(folder), inputs, model, passthrough)
-        else:
-            work = work_of_model(source, Path(folder), inputs, passthrough)
+        work = None if path is None else work_of_file(path, Path(folder), inputs)
+        if work is None or model is not None:
+            from nnorm_export.tuning import pytorch  # noqa: PLC0415 - a file alone is tuned where PyTorch is missing
+
+            if work is None:
+                work = pytorch.work_of_model(source, Path(folder), inputs, passthrough)
+            else:
+                work = pytorch.with_model(work, model, passthrough)
         plan = Plan.of(work, gate, earlier, objective, batches, threads, only, target)
         report = _tuned(plan, clock, settings, source_name="" if path is None else path.name)
     if page is not None:
@@ -158,7 +162,7 @@ def _tuned(plan: Plan, clock: Clock, settings: Path, *, source_name: str) -> Tun
     winner = winner_of([row for row in rows if not row.state], files)
     rows = [_with_start(row, winner, files, plan, clock) for row in rows]
     winner, base = (next(row for row in rows if row.candidate == each) for each in (winner.candidate, plan.base))
-    service = None if plan.target is None else _service(plan, files, winner, clock)
+    service = None if plan.target is None else _service(plan, plan.target, files, winner, clock)
     report = TuneReport(
         path=settings,
         file=file_beside(settings, files.paths[winner.name]),
@@ -210,16 +214,14 @@ def _settings(report: TuneReport, source: str, source_sha256: str) -> Tuned:
     )
 
 
-def _service(plan: Plan, files: Files, winner: Row, clock: Clock) -> ServicePlan:
-    if plan.target is None:
-        raise NnormExportError("there is no target")
+def _service(plan: Plan, target: ServiceTarget, files: Files, winner: Row, clock: Clock) -> ServicePlan:
     candidate = winner.measured_as
     path = files.paths[candidate.variant]
     options = {name: value for name, value in candidate.options.items() if name != "intra_op_num_threads"}
     return plan_service(
         lambda threads: load(path, candidate.runtime, **options, intra_op_num_threads=threads),
         plan.work.data,
-        plan.target,
+        target,
         coarse=winner.error_share is None and winner.name != "given",
         progress=clock.show,
         deadline=time.monotonic() + max(0.0, clock.seconds_left),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nnorm_export.converting.change_form import change_form
@@ -20,10 +19,7 @@ from nnorm_export.tuning.candidates import Way
 from nnorm_export.tuning.rows import Feed
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from nnorm_export.parity.reference.pytorch_model import Passthrough
-
+    from nnorm_export.tuning.pytorch import Original
 
 # Runtimes that read ONNX files without functions alone, and those that read all.
 _WITHOUT_FUNCTIONS = ("openvino", "opencv", "tract")
@@ -40,9 +36,7 @@ class Work:
         rows: a few rows of the inputs, by the names of the file's inputs.
         data: all rows.
         batched: the inputs whose first axis is the batch; empty if the file has a fixed one.
-        model: the PyTorch model, if it was given.
-        example: ``rows`` as the model takes them, by position and by name.
-        passthrough: as for :func:`nnorm_export.verify`.
+        original: the PyTorch model, if it was given.
     """
 
     source: Path
@@ -50,9 +44,7 @@ class Work:
     rows: Feed
     data: Feed
     batched: Sequence[str]
-    model: nn.Module | None = None
-    example: tuple[Sequence[Any], Mapping[str, Any]] = ((), MappingProxyType({}))
-    passthrough: Passthrough = ()
+    original: Original | None = None
 
     def without_folder(self, text: str) -> str:
         """``text`` without the name of the temporary folder, which says nothing to a reader."""
@@ -117,14 +109,9 @@ def _int8(target: str, method: str) -> Callable[[Work], Path]:
 
 def _of_model(file_name: str, **options: Any) -> Callable[[Work], Path]:
     def make(work: Work) -> Path:
-        from nnorm_export.exporting.export import export  # noqa: PLC0415 - needs PyTorch
-
-        if work.model is None:
+        if work.original is None:
             raise NnormExportError("it is made of the PyTorch model, which was not given (model=, --model)")
-        args, kwargs = work.example
-        given: dict[str, Any] = {"kwargs": kwargs, "passthrough": work.passthrough, **options}
-        # The comparison that follows decides.
-        return export(work.model, args, work.folder / file_name, verify=False, **given).path
+        return work.original.export(work.folder / file_name, **options)
 
     return make
 

@@ -77,16 +77,23 @@ def test_a_metric_and_a_target_become_a_configuration_of_triton(
     assert "count: 2" in config
 
 
-def test_an_optimized_winner_is_served_as_the_file_that_it_was_made_of(tmp_path: Path) -> None:
+def test_an_optimized_winner_is_served_as_the_file_that_it_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "nnorm_export.tuning.tune.winner_of", lambda rows, _: next(row for row in rows if row.name == "optimized")
+    )
     run("tune", "net.onnx", "-i", "data.npz", "--only", "optimized", "--threads", "1", "-o", "o.tuned.json")
     settings = json.loads(Path("o.tuned.json").read_text())
-    if settings["measured"]["winner"]["name"] == "optimized":
-        served = run("serve-repo", "o.tuned.json", "-o", tmp_path / "models")
-        assert "so that Triton serves net.onnx" in served.stderr
-        assert (tmp_path / "models" / "o" / "1" / "model.onnx").read_bytes() == Path("net.onnx").read_bytes()
-        run("serve-repo", "o.tuned.json", "-o", tmp_path / "models", "-i", "data.npz")
-        Path("o.tuned.json").write_text(json.dumps(settings | {"source_sha256": "0" * 64, "processor": "Another CPU"}))
-        assert "net.onnx is another file than" in fails("serve-repo", "o.tuned.json", "-o", tmp_path / "models")
+    assert set(load("o.tuned.json").implementations.values()) == {"kernel"}
+    served = run("serve-repo", "o.tuned.json", "-o", tmp_path / "models")
+    assert "so that Triton serves net.onnx" in served.stderr
+    assert (tmp_path / "models" / "o" / "1" / "model.onnx").read_bytes() == Path("net.onnx").read_bytes()
+    run("serve-repo", "o.tuned.json", "-o", tmp_path / "models", "-i", "data.npz")
+    Path("o.tuned.json").write_text(json.dumps(settings | {"processor": "Another CPU"}))
+    assert "was measured on Another CPU" in run("serve-repo", "o.tuned.json", "-o", tmp_path / "models").stderr
+    Path("o.tuned.json").write_text(json.dumps(settings | {"source_sha256": "0" * 64}))
+    assert "net.onnx is another file than" in fails("serve-repo", "o.tuned.json", "-o", tmp_path / "models")
 
 
 @pytest.mark.parametrize(

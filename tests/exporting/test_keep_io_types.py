@@ -40,7 +40,7 @@ from nnorm_export.files.onnx_file import read
 from nnorm_export.layers import BatchNormalNorm1d, LayerNormalNorm
 from nnorm_export.names import FORMS, METADATA_PREFIX
 from nnorm_export.parity.as_computed import as_computed
-from nnorm_export.parity.reference.pytorch_model import dtype_of
+from nnorm_export.parity.reference.file_inputs import dtype_of
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}

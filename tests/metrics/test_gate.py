@@ -49,7 +49,7 @@ def test_the_measured_loss_decides() -> None:
     failed = judged(WORSE, HUNDRED, within=0.039)
     assert not failed
     assert failed.reason == "top1 loses 0.04 against PyTorch, at most 0.039 may be lost"
-    assert judged(HUNDRED, WORSE, within=0), "a better value is no loss"
+    assert judged(HUNDRED, WORSE, within=0), "a better value does not count as a loss"
 
 
 def test_the_least_value_decides() -> None:
@@ -314,8 +314,8 @@ def raises(*_: Any) -> float:
         (lambda *_: True, LABELS, "returned a bool; return one number"),
         (lambda *_: np.ones(3), LABELS, "returned an array of shape [3] and dtype float64; return one number"),
         (accuracy, LABELS[:99], "99 labels for 100 outputs of the file"),
-        (accuracy, LABELS[:0], "there are no labels"),
-        (accuracy, np.array(3), "there are no labels"),
+        (accuracy, LABELS[:0], "the labels are empty"),
+        (accuracy, np.array(3), "the labels are empty"),
     ],
 )
 def test_what_a_function_may_not_do(metric: Any, labels: Array, message: str) -> None:
@@ -335,7 +335,7 @@ def test_each_form_is_asked_for_by_its_function() -> None:
         Gate.of("top1", loader()).judge([scored(WORSE)], [scored(HUNDRED)])
     with pytest.raises(InputError, match="takes outputs and labels; call judge"):
         Gate.of("top1", LABELS).judge_calls(Runs(1), Runs(2))
-    with pytest.raises(InputError, match="there are no outputs"):
+    with pytest.raises(InputError, match="the list of outputs is empty"):
         Gate.of("top1", LABELS).judge([], [])
     with pytest.raises(InputError, match=r"a batch of the loader is 3 parts, and a built-in metric takes \(inputs, "):
         Gate.of("top1", iter([(1, 2, 3)])).judge_calls(Runs(1), Runs(2))

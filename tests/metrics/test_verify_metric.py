@@ -325,7 +325,7 @@ def test_the_command_line(folder: Path, planted: Planted) -> None:
         ((*REAL, "--metric", "top1", "--data", "none.npz"), "none.npz: no such file"),
         ((*REAL, "--metric", "top1", "--data", "tied_nets:nothing"), "tied_nets has no nothing; it has "),
         ((*REAL, "--metric", "top2", *LABELS), "unknown metric 'top2'; choose one of top1"),
-        (("-m", "tied_nets:build", "--metric", "top1", *LABELS), "and there is no --input; give --input data.npz"),
+        (("-m", "tied_nets:build", "--metric", "top1", *LABELS), "and --input is missing; give --input data.npz"),
         (("-m", "tied_nets:build", "-i", "8,6", "--metric", "top1", *LABELS), "and --input 8,6 is random; give"),
     ],
 )

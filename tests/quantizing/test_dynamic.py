@@ -59,7 +59,7 @@ def test_products_with_weights_are_integers_and_the_rest_stays_float(
     assert found.count("MatMul") == 2, "scores and values of the attention"
     assert not {"QuantizeLinear", "Gemm"} & set(found)
     kept = {layer.kept for layer in report.layers if layer.kept}
-    assert "its second factor is no matrix of weights" in kept
+    assert "its second factor is not a matrix of weights" in kept
     assert set(report.implementations.values()) == {"kernel"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -100,6 +101,28 @@ def test_what_cannot_run_is_out() -> None:
     assert race.run()["bad"].failure == "no such kernel"
     with pytest.raises(NnormExportError, match="base cannot be measured: no such kernel"):
         entrants(refuses).run()
+
+
+def test_a_candidate_that_fails_in_a_round_is_out_and_the_race_goes_on() -> None:
+    """A second session may find no memory, and a run may fail later."""
+    opened: list[str] = []
+
+    def opens(name: str, fails_at: int | None) -> Callable[[], Callable[[], object]]:
+        def open_run() -> Callable[[], object]:
+            opened.append(name)
+            if fails_at is not None and opened.count(name) == fails_at:
+                raise ModelFileError(f"{name} has no memory")
+            return lambda: None
+
+        return open_run
+
+    candidates = {"base": opens("base", None), "a": opens("a", None), "b": opens("b", 3)}
+    ticks = itertools.count()
+    found = Race(candidates, dict.fromkeys(candidates, 1), "base", 1e12, clock=lambda: float(next(ticks))).run()
+    assert found["b"].failure == "b has no memory"
+    assert not found["b"].is_in
+    assert found["a"].is_in
+    assert len(found["a"].turns) == len(found["base"].turns) == races._LAST_TURNS[1]
 
 
 def test_fast_candidates_run_often_in_a_turn() -> None:

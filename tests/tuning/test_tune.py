@@ -4,95 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from conv_networks import SHAPE, Block, Case, conv_norm_relu
+from conv_networks import Case, conv_norm_relu
+from quick_tune import planted, quickly, shift
 from torch import Tensor, nn
 
-from nnorm_export import InputError, ModelFileError, NnormExportError, TuneReport, export, layers, load, tune
+from nnorm_export import InputError, NnormExportError, export, layers, load, tune
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError
 from nnorm_export.runtimes import processor as processors
-from nnorm_export.tuning import measure, plan as plans, race as races, service as services
-from nnorm_export.tuning.fresh_process import Start, peak_memory, start_of
-from nnorm_export.tuning.variants import VARIANTS, Variant, Work
+from nnorm_export.tuning import measure, service as services
+from nnorm_export.tuning.fresh_process import peak_memory, start_of
 
 ROWS = 6
-FEW = ("primitives",)
-
-
-@pytest.fixture(scope="module")
-def network() -> nn.Module:
-    torch.manual_seed(3)
-    parts = (conv_norm_relu(3, 8), Block(8, 16), nn.Flatten(), nn.Linear(1008, 5))
-    return Case(lambda: nn.Sequential(*parts), 2).network()
-
-
-@pytest.fixture(scope="module")
-def images() -> Array:
-    array: Array = np.random.default_rng(0).standard_normal((ROWS, *SHAPE[1:])).astype(np.float32)
-    return array
-
-
-@pytest.fixture(scope="module")
-def exported(network: nn.Module, images: Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tune") / "net.onnx"
-    return export(network, (torch.from_numpy(images),), path, verify=False).path
-
-
-@pytest.fixture
-def source(exported: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "net.onnx"
-    path.write_bytes(exported.read_bytes())
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few turns, and no new processes, which take two seconds; one test has real ones."""
-    monkeypatch.setattr(races, "_LAST_TURNS", (2, 2))
-    monkeypatch.setattr(races, "_PAUSE", 0.0)
-    monkeypatch.setattr(measure, "start_of", lambda *_: Start(1.5, 2**28))
-
-
-def quickly(source: Any, inputs: Any, *args: Any, **options: Any) -> TuneReport:
-    return tune(source, inputs, *args, **{"threads": [1], "only": FEW} | options)
-
-
-def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> None:
-    """The variant ``name`` writes the given file with another last bias."""
-
-    def make(work: Work) -> Path:
-        model = onnx.load(work.source)
-        change(model)
-        path = work.folder / f"{name}.onnx"
-        onnx.save(model, path)
-        return path
-
-    variants: Sequence[Variant] = [replace(each, make=make) if each.name == name else each for each in VARIANTS]
-    monkeypatch.setattr(plans, "VARIANTS", variants)
-
-
-def shift(model: onnx.ModelProto, by: float, of_class: int = 2) -> None:
-    """Adds ``by`` to the scores of one class."""
-    bias = next(each for each in model.graph.initializer if list(each.dims) == [5])
-    array = onnx.numpy_helper.to_array(bias).copy()
-    array[of_class] += by
-    bias.CopyFrom(onnx.numpy_helper.from_array(array, bias.name))
-
-
-def _change(path: Path) -> None:
-    model = onnx.load(path)
-    model.doc_string = "another file"
-    onnx.save(model, path)
 
 
 def test_the_winner_is_written_and_opened_as_it_was_measured(source: Path, images: Array) -> None:
@@ -106,6 +35,8 @@ def test_the_winner_is_written_and_opened_as_it_was_measured(source: Path, image
     assert settings["processor"] == processors.processor()
     runner = load(report.path)
     assert runner.runtime == report.winner.runtime
+    ran = ", ".join(f"{count} {how}" for how, count in runner.counts.items())
+    assert ran == report.winner.implementations, "what ran while it was measured runs here"
     np.testing.assert_allclose(runner(images)[0], load(source)(images)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -232,21 +163,6 @@ def test_throughput_has_a_row_for_each_batch(source: Path, images: Array) -> Non
         quickly(source, images, batches=[1, 5])
 
 
-def test_replay_measures_what_was_listed(source: Path, images: Array) -> None:
-    first = quickly(source, images)
-    before = first.path.read_bytes()
-    again = tune(source, images, replay=first.path)
-    assert {str(row.candidate) for row in again.rows} == {str(row.candidate) for row in first.rows}
-    assert again.repeated is not None
-    assert first.path.read_bytes() == before
-    _change(source)
-    with pytest.raises(InputError, match="was written for another file"):
-        tune(source, images, replay=first.path)
-    for option in ({"output": "o.tuned.json"}, {"threads": [1]}, {"batches": [2]}, {"objective": "throughput"}):
-        with pytest.raises(InputError, match=f"{next(iter(option))} does not go with replay"):
-            tune(source, images, replay=first.path, **option)
-
-
 def test_a_target_is_written_for_services(source: Path, images: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_LEAST_SECONDS", 0.5)
     monkeypatch.setattr(services, "_REQUESTS", 50)
@@ -273,55 +189,6 @@ def test_a_file_with_a_fixed_batch(network: nn.Module, images: Array, tmp_path: 
     assert report.winner.measured_as.batch == 1
     with pytest.raises(InputError, match=r"batches is \[3\], and calls have the 1 rows of the inputs"):
         quickly(path, images[:1], batches=[3])
-
-
-def test_another_machine_and_another_file(source: Path, images: Array, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = quickly(source, images, only=[])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load(report.path)
-    monkeypatch.setattr(processors, "processor", lambda: "Another CPU")
-    with pytest.warns(UserWarning, match="this machine has Another CPU"):
-        load(report.path)
-    monkeypatch.undo()
-    monkeypatch.setattr(processors, "cores_here", lambda: 64)
-    with pytest.warns(UserWarning, match="64 cores: another file or other settings may be faster here"):
-        load(report.path)
-    with pytest.raises(NnormExportError, match=r"runtime reference: .* says how net.tuned.onnx is opened"):
-        load(report.path, "reference")
-    _change(report.file)
-    with pytest.raises(ModelFileError, match=r"net.tuned.onnx is another file .*nnorm-export tune net.onnx"):
-        load(report.path)
-    report.file.unlink()
-    with pytest.raises(ModelFileError, match=r"net\.tuned\.onnx"):
-        load(report.path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": 99}, "a newer version of nnorm_export wrote these settings"),
-        ({"file": "../net.onnx"}, "outside of its folder"),
-        ({"options": {"custom_ops": "x.so"}}, "not settings that nnorm-export tune wrote"),
-        ({"options": {"intra_op_num_threads": True}}, "intra_op_num_threads is True"),
-        ({"service": [1]}, "service is"),
-        ({"batch": "1"}, "batch is '1'"),
-        ({"measured": {}}, "not settings that nnorm-export tune wrote"),
-    ],
-)
-def test_damaged_settings(source: Path, images: Array, change: dict[str, Any], message: str) -> None:
-    path = quickly(source, images, only=[]).path
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ModelFileError, match=message):
-        load(path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"format": 1}', "\x00", "[" * 10000])
-def test_what_is_not_settings(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "net.tuned.json"
-    path.write_text(text)
-    with pytest.raises(ModelFileError, match=r"net.tuned.json"):
-        load(path)
 
 
 @pytest.mark.parametrize(
@@ -393,23 +260,3 @@ def test_inputs_have_the_order_of_the_file_whatever_that_of_the_dict(tmp_path: P
         quickly(path, [*arrays.values(), arrays["file"]])
     with pytest.raises(InputError, match="inputs is NoneType; give an array"):
         quickly(path, None)
-
-
-def test_the_file_to_tune_is_never_written(source: Path, images: Array) -> None:
-    tuned = source.with_name("w.tuned.onnx")
-    source.rename(tuned)
-    before = tuned.read_bytes()
-    with pytest.raises(ExportError, match="which is the file to tune; name other settings"):
-        quickly(tuned, images, source.with_name("w.tuned.json"))
-    assert tuned.read_bytes() == before
-    report = quickly(tuned, images, source.with_name("again.tuned.json"))
-    with pytest.raises(InputError, match="are settings; tune the model that they were made of"):
-        quickly(report.path, images)
-
-
-def test_a_file_of_any_name(source: Path, images: Array) -> None:
-    path = source.with_name("model.bin")
-    source.rename(path)
-    report = quickly(path, images, only=[])
-    assert report.path.name == "model.bin.tuned.json"
-    assert load(report.path)(images)[0].shape == (ROWS, 5)

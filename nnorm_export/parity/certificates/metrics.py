@@ -55,7 +55,7 @@ def metric_of(folder: Path, certificate: dict[str, Any], actual: Sequence[Array]
         str(report)  # its numbers are numbers
         if not (folder / FOLDER).is_dir():
             if alone:
-                raise InputError("there are no labels")
+                raise InputError("the labels are missing")
             return replace(report, note="; ".join(filter(None, (report.note, ONLY_RECORDED)))), alone
         labels, original = (read_tensors(folder / FOLDER, kind, [0])[0] for kind in ("label", "output"))
         gate = Gate.of(report.name, labels, at_least=report.at_least, within=report.within, confident=report.confident)

@@ -33,15 +33,8 @@ from nnorm_export.parity.layer_by_layer.isolation import opened, with_epilogue
 from nnorm_export.parity.reference.changed_inputs import change_of_input
 from nnorm_export.parity.reference.changed_integers import other_integers
 from nnorm_export.parity.reference.changed_masks import other_masks
-from nnorm_export.parity.reference.pytorch_model import (
-    LayerCall,
-    Passthrough,
-    PyTorchModel,
-    as_taken,
-    bound,
-    dtype_of,
-    inputs_beyond_float16,
-)
+from nnorm_export.parity.reference.file_inputs import as_taken, dtype_of, inputs_beyond_float16
+from nnorm_export.parity.reference.pytorch_model import LayerCall, Passthrough, PyTorchModel, bound
 from nnorm_export.parity.reference.weights import frozen_state, other_weights
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison

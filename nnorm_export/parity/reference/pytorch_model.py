@@ -17,9 +17,9 @@ from nnorm_export.dtypes import Array, is_float, to_numpy
 from nnorm_export.errors import InputError, NnormExportError
 from nnorm_export.float16_range import about_float16
 from nnorm_export.freezing import frozen_copy
-from nnorm_export.models.arguments import bind, cast, in_order, tensor_names, tensors_in, to_tensor, unbind
+from nnorm_export.models.arguments import bind, cast, tensor_names, tensors_in, to_tensor, unbind
 from nnorm_export.models.modules import eval_copy, unwrapped, without_fused_attention
-from nnorm_export.parity.reference.beyond_float16 import BeyondFloat16, large_inputs, used_by
+from nnorm_export.parity.reference.beyond_float16 import BeyondFloat16, used_by
 from nnorm_export.parity.reference.perturbation import flip_last_bits, random_last_bits, with_absolute_sigmoids
 from nnorm_export.parity.verdict.allowed_error import distance, machine_epsilon, narrower, scale_about
 from nnorm_export.parity.verdict.case import Case
@@ -27,7 +27,6 @@ from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.criteria import Criterion
 from nnorm_export.parity.verdict.outcome import NONDETERMINISTIC
 from nnorm_export.process import release_memory
-from nnorm_export.runtimes import Runner
 from nnorm_export.steps import counted
 
 _BYTES_OF_A_LARGE_MODEL = 2**24
@@ -138,16 +137,7 @@ class PyTorchModel:
         Raises:
             InputError: the model does not run on the example.
         """
-        model = self._in_dtype
-        try:
-            outputs = self._run(model, example)
-        except (NnormExportError, OSError):  # an OSError says itself which file is missing
-            raise
-        except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
-            if "without overflow" in str(error) and (causes := self.beyond_float16(example).names(masks=True)):
-                name = type(self._model).__name__
-                raise InputError(f"{name} does not run in float16. {about_float16(causes)}: {error}") from error
-            raise self._refused(error) from error
+        outputs = self._run_in_words(self._in_dtype, example)
         if self.dtype == torch.float64:
             return outputs
         # A model that computes in a narrower dtype does not become exact when it casts its result to float64.
@@ -168,12 +158,7 @@ class PyTorchModel:
         if self.is_in_own_dtype:
             return self.run(example)
         own = next(tensor.dtype for tensor in self._model.parameters() if tensor.is_floating_point())
-        try:
-            return self._run(self._original, cast(example, own))
-        except (NnormExportError, OSError):
-            raise
-        except Exception as error:  # as in run()
-            raise self._refused(error) from error
+        return self._run_in_words(self._original, cast(example, own))
 
     def run_in_float64(self, example: Mapping[str, Any]) -> list[Array] | None:
         """Returns the outputs in float64; None for a float64 file, or if the model does not run in float64."""
@@ -306,11 +291,20 @@ class PyTorchModel:
                 return f"in float32 the frozen model does not compute what the model computes: output {parity}"
         return ""
 
-    def _refused(self, error: Exception) -> InputError:
-        return InputError(
-            f"{type(self._model).__name__} does not run on these inputs; give others, as its forward takes them: "
-            f"{type(error).__name__}: {error}"
-        )
+    def _run_in_words(self, model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
+        """As :meth:`_run`; what the user's forward raises becomes an InputError."""
+        try:
+            return self._run(model, example)
+        except (NnormExportError, OSError):  # an OSError says itself which file is missing
+            raise
+        except Exception as error:  # the user's forward runs here and may raise any exception; the message shows it
+            name = type(self._model).__name__
+            if "without overflow" in str(error) and (causes := self.beyond_float16(example).names(masks=True)):
+                raise InputError(f"{name} does not run in float16. {about_float16(causes)}: {error}") from error
+            raise InputError(
+                f"{name} does not run on these inputs; give others, as its forward takes them: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def _run(self, model: nn.Module, example: Mapping[str, Any]) -> list[Array]:
         """Returns the tensors that ``model`` returns. It gets copies of its inputs, because it may change them."""
@@ -361,38 +355,6 @@ def _hooks(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[La
     finally:
         for handle in handles:
             handle.remove()
-
-
-def dtype_of(runner: Runner, model: nn.Module) -> torch.dtype | None:
-    """The dtype of the file's first floating-point input or output; None if there is none.
-
-    float64 counts only if it is the dtype of all, or the model has weights of it: other models cast to or from it.
-    """
-    names = [info.dtype.name for info in (*runner.inputs, *runner.outputs) if is_float(info.dtype)]
-    is_double = any(tensor.dtype == torch.float64 for tensor in (*model.parameters(), *model.buffers()))
-    narrow = [] if is_double else [name for name in names if name != "float64"]
-    return getattr(torch, (narrow or names)[0]) if names else None
-
-
-def as_taken(runner: Runner, example: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns bound inputs in the file's order, their floating-point tensors cast to the dtypes that the file takes."""
-    example = in_order(dict(example), [info.name for info in runner.inputs])
-    dtypes = iter(info.dtype for info in runner.inputs)
-
-    def converted(value: Any) -> Any:
-        dtype = next(dtypes, None) if isinstance(value, Tensor) else None
-        if dtype is None or not (is_float(dtype) and value.is_floating_point()):
-            return value
-        return value.to(getattr(torch, dtype.name))
-
-    taken: dict[str, Any] = pytree.tree_map(converted, dict(example))
-    return taken
-
-
-def inputs_beyond_float16(runner: Runner, example: Mapping[str, Any]) -> list[str]:
-    """Names the bound inputs that a file takes in float16 and that are infinite there."""
-    ordered = in_order(dict(example), [info.name for info in runner.inputs])
-    return large_inputs(ordered, [tensor.dtype for tensor in tensors_in(as_taken(runner, example))])
 
 
 def seeds_for(result: Sequence[Array]) -> range:

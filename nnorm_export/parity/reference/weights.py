@@ -18,7 +18,8 @@ from nnorm_export.files.onnx_file import read_with_weights
 from nnorm_export.freezing import frozen_copy
 from nnorm_export.freezing.weights import weights_sha256
 from nnorm_export.models.modules import deepcopy
-from nnorm_export.parity.reference.pytorch_model import Passthrough, dtype_of
+from nnorm_export.parity.reference.file_inputs import dtype_of
+from nnorm_export.parity.reference.pytorch_model import Passthrough
 from nnorm_export.runtimes import Runner
 
 

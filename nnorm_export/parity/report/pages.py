@@ -33,7 +33,7 @@ def check_page(page: str | Path) -> None:
 
 def template(path: Path) -> jinja2.Template:
     """The template in the file ``path``, which may include those of this folder."""
-    import jinja2  # noqa: PLC0415 - an extra, and commands that write no report import this module
+    import jinja2  # noqa: PLC0415 - only pages need it: verify and tune run where it is not installed
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([path.parent, Path(__file__).parent]),
