@@ -12,21 +12,10 @@ import numpy as np
 import pytest
 import torch
 from command_line import fails, run
+from small_classifier import Classifier
 from torch import Tensor, nn
 
-from nnorm_export import InputError, ParityError, export, layers, quantize
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.norm, self.head = nn.Linear(6, 16), layers.BatchNormalNorm1d(16), nn.Linear(16, 4)
-        self(torch.randn(64, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.norm(self.body(x)))
-        return y
+from nnorm_export import InputError, ParityError, export, quantize
 
 
 class Data(NamedTuple):
@@ -40,7 +29,7 @@ class Data(NamedTuple):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     """A model with inputs, and inputs whose two greatest scores are so near that roundings to 8 bits exchange them."""
-    model = Net().eval()
+    model = Classifier(4).eval()
     torch.manual_seed(1)
     inputs = torch.randn(20000, 6)
     with torch.no_grad():

@@ -14,6 +14,7 @@ import pytest
 import torch
 from command_line import fails, run
 from onnx import numpy_helper
+from small_classifier import Classifier
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,25 +26,16 @@ from nnorm_export.testing import assert_parity
 GAP = 3e-6  # of the two logits: far above float32's rounding, and below the tolerance of 1e-5
 
 
-class Tied(nn.Module):
+class Tied(Classifier):
     """Two logits near 0.5 that differ by about GAP."""
 
     def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(6, 16)
-        self.norm = layers.BatchNormalNorm1d(16)
-        self.head = nn.Linear(16, 2)
+        super().__init__(2)
         with torch.no_grad():
             self.head.weight *= 0.1
             self.head.bias[:] = 0.5
             self.head.weight[1] = self.head.weight[0]
             self.head.weight[1, :4] += GAP * torch.tensor([1.0, -1.0, 1.0, -1.0])
-        self(torch.randn(64, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.norm(self.body(x)))
-        return y
 
 
 class Planted(NamedTuple):

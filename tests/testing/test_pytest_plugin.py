@@ -106,7 +106,7 @@ def test_a_metric_is_a_gate_and_in_junit(suite: Suite) -> None:
     source = test.read_text()
     for labels in (right, wrong):
         test.write_text(source.replace("reshape(4, 6))", metric.format(labels=", ".join(map(str, labels)))))
-        suite.run("--junit-xml", "report.xml", outcome="1 passed")  # a wrong label is no loss against PyTorch
+        suite.run("--junit-xml", "report.xml", outcome="1 passed")  # a wrong label is wrong in PyTorch too
         properties = ElementTree.parse(suite.path / "report.xml").iter("property")
         values = {entry.get("name"): float(entry.get("value") or "nan") for entry in properties}
         accuracy = float(labels is right)
