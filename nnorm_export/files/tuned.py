@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Tuned:
     processor: str
     cores: int
     service: dict[str, int] | None = None
-    measured: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any]
 
     def warning(self, processor: str, cores: int) -> str:
         """Says that this machine, with ``cores`` of ``processor``, is another one; empty if it is not."""

@@ -106,6 +106,7 @@ def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
         processor=processor(),
         cores=1,
         service={"instances": 2, "threads": 1, "max_batch": 16, "max_delay_us": 500},
+        measured={"winner": {}},
     )
     tuned.path.write_text(tuned.text)
     command = [sys.executable, SAMPLES / "serve.py", settings, "--port", str(PORT)]
