@@ -44,7 +44,7 @@ endif
 export NNORM_DOWNLOAD_CACHE ?= $(CURDIR)/build/downloads
 
 .PHONY: environments lock
-environments: $(VENV)/installed .venv-zoo/installed .venv-neon/installed .venv-ray/installed $(NVCC) \
+environments: $(VENV)/installed .venv-zoo/installed .venv-neon/installed .venv-ray/installed .venv-tools/installed $(NVCC) \
 	$(TRITON:%=.venv-%/installed) $(TRITON_COMPILER:%=.venv-%/installed) $(IN_TEST:%=.venv-onnxruntime-%/installed) $(RTX:%=.venv-tensorrt-rtx-%/installed) \
 	$(EVERYWHERE_IN_TEST:%=.venv-everywhere-%/installed)
 

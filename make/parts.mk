@@ -3,7 +3,7 @@
 # The parts that `make test-rest` runs; NAME:OTHER waits for OTHER, whose files it uses.
 PARTS := demo test-cpp test-sanitizers suite:test-cpp,test-sanitizers lint docs test-cuda-on-host:test-cpp \
 	test-cuda-code:test-cpp bench-check:test-cpp same-bits-neon:test-cpp test-tensorrt:test-cpp test-tensorrt-registries:test-cpp \
-	test-zoo test-ray $(TRITON:%=test-serving) $(TRITON_COMPILER:%=test-gpu-training)
+	test-zoo test-ray test-tools $(TRITON:%=test-serving) $(TRITON_COMPILER:%=test-gpu-training)
 
 # make suite    the tests of tests/ that `make test` leaves out
 .PHONY: suite test-onnxruntime-versions test-tensorrt test-tensorrt-registries test-cpp bench-check test-sanitizers
@@ -124,7 +124,8 @@ installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export
 # make test-zoo     seven architectures from conversion to kernel, the norms of all families of timm, decoders that generate text
 # make test-serving    parity through a real Triton Inference Server, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
-.PHONY: test-zoo test-serving test-ray
+# make test-tools    what is written for Kubernetes, MLflow, hubs and others, read by their own tools, in an environment of its own
+.PHONY: test-zoo test-serving test-ray test-tools
 # One thread: on a busy machine those of PyTorch wait for each other.
 ZOO = OMP_NUM_THREADS=1 PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" .venv-zoo/bin/python
 IN_ZOO = $(ZOO) -m pytest -p no:cacheprovider -p no:logging tests/layers/test_zoo*.py
@@ -164,3 +165,7 @@ test-everywhere: $(VENV)/installed .venv-zoo/installed .venv-onnxruntime-$(OLDES
 QUANTIZERS := modelopt nncf quark neural-compressor
 test-quantizers: $(VENV)/installed $(QUANTIZERS:%=.venv-quantizers-%/installed)
 	PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support" $(BIN)/python -m quantizers
+
+test-tools: $(VENV)/installed .venv-tools/installed
+	PYTHONPATH="$(CURDIR)" NNORM_EXPORT_LIBRARY="$(call installed_library)" OMP_WAIT_POLICY=PASSIVE \
+		.venv-tools/bin/python -m pytest -p no:cacheprovider tests/tools

@@ -48,17 +48,19 @@ def pin(name: str, *, upgrade: bool) -> None:
     command += ["--no-header", "--no-annotate", "--output-file", str(output), *(["--upgrade"] if upgrade else [])]
     asked = source.read_text() if source.exists() else ""
     command += ["--python-platform", "x86_64-manylinux_2_35"] if ONE_FOR_ALL in asked else ["--universal"]
-    is_on_top = ON_TOP in asked
-    if is_on_top:
+    # What is asked for by name is kept: PyTorch's builds for processors leave out a package that its others bring.
+    there = in_venv() - {name_of(line) for line in asked.splitlines()} if ON_TOP in asked else set()
+    pins = [line for line in TEST.read_text().splitlines() if name_of(line) in there]
+    if pins:
         # The versions of .venv are fixed, whatever the packages on top require. The tests show that both fit.
-        command += ["--overrides", str(TEST)]
+        # An override of a package that .venv has for some Pythons would leave it out for the others.
+        command += ["--overrides", "-"]
     if name in EXTRAS:
         command += [str(ROOT / "pyproject.toml"), "--extra", EXTRAS[name]]
     if source.exists():
         command.append(str(source))
-    subprocess.run(command, check=True, cwd=ROOT)
+    subprocess.run(command, check=True, cwd=ROOT, input="\n".join(pins), text=True)
     lines = output.read_text().splitlines(keepends=True)
-    there = in_venv() if is_on_top else set()
     output.write_text(NOTE + "".join(line for line in lines if name_of(line) and name_of(line) not in there))
 
 
