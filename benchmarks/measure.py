@@ -51,10 +51,17 @@ def session_options(threads: int, *, stop_spinning: bool = True) -> Any:
 
 
 def open_session(path: Path, threads: int, kernels: bool) -> nnorm_export.Runner:
+    """The file in a session of one's own, with the kernels or without."""
     options = session_options(threads)
     if kernels:
         nnorm_export.register(options)
     return nnorm_export.load(path, session_options=options)
+
+
+def open_by_load(path: Path, threads: int) -> nnorm_export.Runner:
+    """The file as load() opens it."""
+    config = {"session.force_spinning_stop": "1"}
+    return nnorm_export.load(path, intra_op_num_threads=threads, session_config=config)
 
 
 def turns(names: Iterable[str], count: int) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import nnorm_export
-from benchmarks.measure import Timing, open_session, threads_text, time_in_turns
+from benchmarks.measure import Timing, open_by_load, open_session, threads_text, time_in_turns
 from benchmarks.models import (
     MaskedBatchNormalNorm1d,
     MaskedBatchNormalNorm2d,
@@ -98,7 +98,8 @@ EXPLANATIONS = {
     "published": "the authors' formulation (signs, masks, pow) in our words, torch.onnx.export: what users have today",
     "primitives": "nnorm_export.export(form='primitives')",
     "bodies": "nnorm_export.export(), the portable file, without kernels: ONNX Runtime inlines the bodies",
-    "fused": "the same portable file with the kernels",
+    "fused": "the same portable file with the kernels, in a session of one's own",
+    "loaded": "the same portable file with the kernels, as nnorm_export.load() opens it",
     "optimized": "nnorm_export.optimize() of it",
     "openvino": "the primitives file in OpenVINO, computing in float32",
     "eager": "our training layers in eval mode in PyTorch",
@@ -119,7 +120,7 @@ PYTORCH_FILES: dict[str, tuple[str, Callable[..., Any], str]] = {
     "aoti_twin": ("twin.aoti.pt2", nnorm_export.export_aoti, "twin"),
 }
 # Row -> the implementation that must have run the normalizations that are nodes.
-RAN_BY = {"bodies": "body", "fused": "kernel", "optimized": "kernel"}
+RAN_BY = {"bodies": "body", "fused": "kernel", "loaded": "kernel", "optimized": "kernel"}
 # Row -> the file that it opens.
 FILES = {
     TWIN: "twin",
@@ -127,6 +128,7 @@ FILES = {
     "primitives": "primitives",
     "bodies": "portable",
     "fused": "portable",
+    "loaded": "portable",
     "optimized": "optimized",
     "openvino": "primitives",
 }
@@ -199,12 +201,12 @@ class Candidates:
         file, write, model = PYTORCH_FILES[row]
         write(self.models[model], (self.samples,), self.folder / f"{self.name}-{file}")
 
-    def open(self, threads: int) -> dict[str, Callable[[Tensor], Any]]:
-        """Every candidate that can run, by the name of its row."""
+    def open(self, threads: int, rows: Collection[str]) -> dict[str, Callable[[Tensor], Any]]:
+        """Each candidate of ``rows`` that can run, by the name of its row."""
         torch.set_num_threads(threads)
         runs: dict[str, Callable[[Tensor], Any]] = {}
         for row, file in FILES.items():
-            if file in self.why_not:
+            if row not in rows or file in self.why_not:
                 continue
             if row == "openvino":
                 settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
@@ -213,24 +215,29 @@ class Candidates:
                 compiled = openvino.Core().compile_model(self.path(file), "CPU", settings)
                 runs[row] = lambda samples, compiled=compiled: compiled(samples.numpy())
                 continue
-            runner = open_session(self.path(file), threads, kernels=RAN_BY.get(row) == "kernel")
+            by_kernels = RAN_BY.get(row) == "kernel"
+            path = self.path(file)
+            runner = open_by_load(path, threads) if row == "loaded" else open_session(path, threads, by_kernels)
             if row in RAN_BY and set(runner.implementations.values()) != {RAN_BY[row]}:
                 raise SystemExit(f"{self.name}, {row}: not run as it says: {runner.implementations}")
             runs[row] = lambda samples, runner=runner: runner(samples.numpy())
         for row, (file, _, _) in PYTORCH_FILES.items():
+            if row not in rows:
+                continue
             runner = nnorm_export.load(self.folder / f"{self.name}-{file}")
             runs[row] = lambda samples, runner=runner: runner(samples.numpy())
         ours = self.models["ours"]
         torch._dynamo.reset()
-        for row, model in (("eager", ours), ("compiled", torch.compile(ours)), ("eager_twin", self.models["twin"])):
-            runs[row] = torch.inference_mode()(model if row == "compiled" else model.forward)
+        in_pytorch = {"eager": ours.forward, "compiled": torch.compile(ours), "eager_twin": self.models["twin"].forward}
+        runs |= {row: torch.inference_mode()(run) for row, run in in_pytorch.items() if row in rows}
         self._compare(runs)
         return runs
 
     def _compare(self, runs: dict[str, Callable[[Tensor], Any]]) -> None:
         """Compares OpenVINO and torch.compile with PyTorch eager, because no exporter has verified their results."""
-        expected = runs["eager"](self.samples).numpy()
-        for row in ("openvino", "compiled"):
+        with torch.inference_mode():
+            expected = self.models["ours"](self.samples).numpy()
+        for row in {"openvino", "compiled"} & runs.keys():
             result = runs[row](self.samples)
             error = np.abs(np.asarray(result[0] if row == "openvino" else result) - expected).max()
             if not error <= 1e-4 * max(1.0, np.abs(expected).max()):
@@ -248,39 +255,48 @@ def _root_cause(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
-    rows: list[Row] = []
+def measure(options: argparse.Namespace, progress: Progress) -> Iterator[list[Row]]:
+    """The rows of each network, once it is measured. What each setting gave is printed before."""
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
-            candidates = Candidates(name, Path(folder), options.quick)
-            files = list(dict.fromkeys(FILES.values()))
-            task = progress.add_task(f"{name}: exporting", total=len(files) + len(PYTORCH_FILES))
-            for file in files:
-                candidates.write(file)
-                progress.advance(task)
-            for row in PYTORCH_FILES:
-                candidates.write_for_pytorch(row)
-                progress.advance(task)
-            mine = {
-                row: Row(name, row, candidates.nodes(row), candidates.why_not.get(FILES.get(row, ""), ""))
-                for row in EXPLANATIONS
-            }
-            rows += mine.values()
-            for threads in options.threads:
-                runs = candidates.open(threads)
-                for batch in batches_of(name, options):
-                    samples = torch.randn(batch, *candidates.network.shape)
-                    task = progress.add_task(f"{name}: {threads} threads, batch {batch}", total=options.repeats + 2)
-                    timings = time_in_turns(
-                        {row: lambda run=run, samples=samples: run(samples) for row, run in runs.items()},
-                        base=TWIN,
-                        repeats=options.repeats,
-                        advance=lambda task=task: progress.advance(task),
-                        runs=candidates.network.runs,
-                    )
-                    for row, timing in timings.items():
-                        mine[row].timings[threads, batch] = timing
-    return rows
+            yield _measure(name, Path(folder), options, progress)
+
+
+def _measure(name: str, folder: Path, options: argparse.Namespace, progress: Progress) -> list[Row]:
+    candidates = Candidates(name, folder, options.quick)
+    needed = {FILES[row] for row in options.rows if row in FILES}
+    needed |= {"portable"} if "optimized" in needed else set()  # which it is made of
+    files = [file for file in dict.fromkeys(FILES.values()) if file in needed]
+    for_pytorch = [row for row in PYTORCH_FILES if row in options.rows]
+    task = progress.add_task(f"{name}: exporting", total=len(files) + len(for_pytorch))
+    for file in files:
+        candidates.write(file)
+        progress.advance(task)
+    for row in for_pytorch:
+        candidates.write_for_pytorch(row)
+        progress.advance(task)
+    rows = {
+        row: Row(name, row, candidates.nodes(row), candidates.why_not.get(FILES.get(row, ""), ""))
+        for row in options.rows
+    }
+    for threads in options.threads:
+        runs = candidates.open(threads, options.rows)
+        for batch in batches_of(name, options):
+            samples = torch.randn(batch, *candidates.network.shape)
+            setting = f"{name}, {threads_text(threads)}, batch {batch}"
+            task = progress.add_task(setting, total=options.repeats + 2)
+            timings = time_in_turns(
+                {row: lambda run=run, samples=samples: run(samples) for row, run in runs.items()},
+                base=TWIN,
+                repeats=options.repeats,
+                advance=lambda task=task: progress.advance(task),
+                runs=candidates.network.runs,
+            )
+            for row, timing in timings.items():
+                rows[row].timings[threads, batch] = timing
+            ratios = ", ".join(f"{row} {timing.ratio:.2f}" for row, timing in timings.items() if row != TWIN)
+            print(f"{setting}: {TWIN} {_time(timings[TWIN].milliseconds)}; {ratios}", flush=True)
+    return list(rows.values())
 
 
 def batches_of(name: str, options: argparse.Namespace) -> Sequence[int]:
@@ -308,7 +324,8 @@ def _time(milliseconds: float) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    lines = [f"{variant}: {meaning}" for variant, meaning in EXPLANATIONS.items()]
+    measured = {row.variant for row in rows}
+    lines = [f"{variant}: {meaning}" for variant, meaning in EXPLANATIONS.items() if variant in measured]
     lines += [f"{row.network}, {row.variant}: none, {row.why_not}" for row in rows if row.why_not]
     return lines + _ratios(rows)
 
