@@ -32,7 +32,6 @@ from .models.decoders import (
     decoder_arguments as decoder_arguments,
     encoder_decoder_arguments as encoder_decoder_arguments,
 )
-from .optimizing.load_optimized import load_optimized as load_optimized
 from .optimizing.optimize import OptimizeReport as OptimizeReport, optimize as optimize
 from .parity.certificates.compare_bits import BitsReport as BitsReport, compare_bits as compare_bits
 from .parity.certificates.replay import replay as replay

@@ -5,49 +5,30 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from nnorm_export import library
 from nnorm_export._version import __version__
-from nnorm_export.errors import ModelFileError
 from nnorm_export.files.kept_io_types import KEY, to_json
 from nnorm_export.files.onnx_file import ModelFile
-from nnorm_export.files.optimized_for import CPU, METADATA_KEY, OPTIMIZED, Machine
+from nnorm_export.files.optimized_for import METADATA_KEY, OPTIMIZED, Machine
 from nnorm_export.names import METADATA_PREFIX
-from nnorm_export.runtimes.onnxruntime.known_faults import avoid, faults_of
+from nnorm_export.runtimes.onnxruntime.blocked_layout.nchwc import read_graph
 from nnorm_export.runtimes.onnxruntime.session import OnnxRuntimeRunner
 
-_WEIGHTS = "weights"
-_INLINE_BYTES = 1024  # larger weights are written to a separate file: together they may exceed protobuf's 2 GiB
 
-
-def optimized_graph(file: ModelFile, ort: Any) -> ir.Model:
+def optimized_graph(file: ModelFile) -> ir.Model:
     """Returns ``file`` as ONNX Runtime optimizes it on the CPU of this machine with the kernels, in memory.
 
     Raises:
         ModelFileError: ONNX Runtime cannot load the file.
         RuntimeMissingError: the library of kernels is not installed.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    avoid(options, faults_of(file, ort.__version__))
-    library.register(options)
     with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-        prefix = "session.optimized_model_external_initializers"
-        options.add_session_config_entry(f"{prefix}_file_name", _WEIGHTS)
-        options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(_INLINE_BYTES))
-        OnnxRuntimeRunner(file.path, providers=(CPU,), session_options=options)
-        try:
-            model = ir.load(options.optimized_model_filepath)
-        except ir.serde.SerdeError as error:
-            raise ModelFileError(
-                f"{file.path}: ONNX Runtime loads it, but its graph is not valid ({error.__cause__ or error}); export "
-                "the model again"
-            ) from error
+        path = Path(folder) / "optimized.onnx"
+        OnnxRuntimeRunner(file.path, optimize=False, kernels=True).write_graph(path)
+        model = read_graph(path, file.path)
         ir.external_data.load_to_model(model)
     for domain in model.opset_imports.keys() - {"", *(node.domain for node in RecursiveGraphIterator(model.graph))}:
         del model.opset_imports[domain]  # ONNX Runtime lists all of its domains, an older version has fewer

@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.traversal import RecursiveGraphIterator
 
 from nnorm_export.errors import ModelFileError, root_cause
 from nnorm_export.files.changes import renamed
 from nnorm_export.files.onnx_file import ModelFile, read
 from nnorm_export.files.optimized_for import OPTIMIZED, Machine
 from nnorm_export.files.staging import check_output, refuse_needed, save, staged, writing
-from nnorm_export.names import DOMAIN, LAYER_PATH
-from nnorm_export.optimizing.nchwc import use_blocks
+from nnorm_export.names import LAYER_PATH
 from nnorm_export.optimizing.onnxruntime_graph import carry_over, optimized_graph
-from nnorm_export.optimizing.reorders import count_reorders, has_blocks
 from nnorm_export.parity.compare_files import compare, refuse_differences
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.reports import Report
 from nnorm_export.runtimes import load
+from nnorm_export.runtimes.onnxruntime.blocked_layout.nchwc import norms_of, use_blocks
+from nnorm_export.runtimes.onnxruntime.blocked_layout.reorders import count_reorders, has_blocks
 from nnorm_export.runtimes.onnxruntime.optimized_files import this_machine
 from nnorm_export.runtimes.onnxruntime.session import import_onnxruntime
 
@@ -103,8 +102,11 @@ def optimize(
     The file holds the graph that ONNX Runtime optimizes ``path`` to on this machine. Its convolutions work on blocks of
     channels, and it changes the layout before and after each normalization. BatchNormalNorms, with and without an
     epilogue, have kernels for blocks, which make most of these reorders unnecessary
-    (:mod:`nnorm_export.optimizing.nchwc`). A model without convolutions gains nothing; its file is written
-    nevertheless, and the report says so.
+    (:mod:`.blocked_layout.nchwc`). A model without convolutions gains nothing; its file is written nevertheless, and
+    the report says so.
+
+    :func:`nnorm_export.load` does the same in memory when it opens a portable file. An optimized file opens twice as
+    fast, and also in programs without this package.
 
     :func:`nnorm_export.load` opens the file on processors with blocks of the same size, and refuses it on others. To
     open the file without it, register the kernels and disable the graph optimizations of ONNX Runtime.
@@ -134,7 +136,7 @@ def optimize(
     check_output(output)
     _refuse(source, output)
     ort = import_onnxruntime()
-    model = optimized_graph(source, ort)
+    model = optimized_graph(source)
     machine = this_machine(ort)
     before = count_reorders(model)
     left = use_blocks(model, machine.block)
@@ -154,7 +156,7 @@ def optimize(
         parity = None
         if verify:
             name = "the optimized file"
-            parity = compare(runner, load(source.path), inputs, name=name, other_roundings=False)
+            parity = compare(runner, load(source.path, optimize=False), inputs, name=name, other_roundings=False)
         refuse_differences(parity, output, path)
         size = sum(file.stat().st_size for file in staging.parent.iterdir())
     after = count_reorders(model)
@@ -181,6 +183,5 @@ def _refuse(source: ModelFile, output: Path) -> None:
 def _layers(model: ir.Model, left: Mapping[ir.Node, str]) -> list[OptimizedLayer]:
     return [
         OptimizedLayer(node.metadata_props.get(LAYER_PATH) or node.name or "", node.op_type, left.get(node, ""))
-        for node in RecursiveGraphIterator(model.graph)
-        if node.domain == DOMAIN
+        for node in norms_of(model)
     ]

@@ -16,7 +16,7 @@ from nnorm_export.files.durable import read_whole
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.files.tuned import Tuned, is_tuned, read_tuned
 from nnorm_export.runtimes import kserve, opencv, openvino, processor, reference, single_format, tensorrt, tract
-from nnorm_export.runtimes.onnxruntime import session, tensorrt_rtx
+from nnorm_export.runtimes.onnxruntime import declared, tensorrt_rtx
 from nnorm_export.runtimes.runner import Runner
 from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
@@ -24,7 +24,7 @@ DEFAULT_RUNTIME = "onnxruntime"  # for ONNX files
 
 
 # The modules that declare runtimes; a new one is added here, if its files are not of a format of its own.
-_MODULES = (session, kserve, opencv, openvino, reference, single_format, tensorrt, tensorrt_rtx, tract)
+_MODULES = (declared, kserve, opencv, openvino, reference, single_format, tensorrt, tensorrt_rtx, tract)
 
 # The default, then the others by name.
 RUNTIMES: dict[str, Runtime] = {

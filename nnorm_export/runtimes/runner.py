@@ -31,12 +31,15 @@ class Runner(ABC):
             (:mod:`.files.kept_io_types`); empty if the runtime does not show it.
         noted: what export() noted in the file: ``weights_sha256``, ``version`` and others; empty if the runtime does
             not show it.
+        in_blocks: the nodes of normalizations that work in the layout of the convolutions beside them
+            (:mod:`.blocked_layout`), because the session was opened so; empty for a file that is optimized already.
     """
 
     runtime: str
     noted: Mapping[str, str] = MappingProxyType({})
     lengths: Lengths = MappingProxyType({})
     kept_io_types: KeptTypes = MappingProxyType({})
+    in_blocks: Sequence[str] = ()
     inputs: list[TensorInfo]
     outputs: list[TensorInfo]
 
@@ -80,6 +83,7 @@ class Runner(ABC):
             ran = ", ".join(f"{count} by {how}" for how, count in self.counts.items()) or "no normalization is a node"
         except NnormExportError as error:  # as from a server that has stopped
             ran = first_line(error)
+        ran += f", {len(self.in_blocks)} of them in blocks of channels" * bool(self.in_blocks)
         tensors = " -> ".join(", ".join(map(str, each)) for each in (self.inputs, self.outputs))
         return f"<{type(self).__name__} {self.runtime}: {tensors}; {ran}>"
 

@@ -65,7 +65,7 @@ def servable_file(tuned: Tuned) -> tuple[Path, list[str]]:
     if file_sha256(source) != tuned.source_sha256:
         raise ExportError(f"{source} is another file than {tuned.path} was measured with; tune it: {tuned.command}")
     note = f"{tuned.file.name} is optimized for one kind of machine, so that Triton serves {source.name}"
-    slower = ", which is slower than what the service was measured with" if tuned.service else ""
+    slower = ", which its backend for ONNX Runtime runs slower than what was measured" if tuned.service else ""
     return source, [*notes, f"{note}{slower}"]
 
 

@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from nnorm_export.optimizing.choice import IN_BLOCKS, PLAIN, Tensor, fewest_reorders
-from nnorm_export.optimizing.nchwc import use_blocks
-from nnorm_export.optimizing.reorders import count_reorders, has_blocks
+from nnorm_export.runtimes.onnxruntime.blocked_layout.choice import IN_BLOCKS, PLAIN, Tensor, fewest_reorders
+from nnorm_export.runtimes.onnxruntime.blocked_layout.nchwc import use_blocks
+from nnorm_export.runtimes.onnxruntime.blocked_layout.reorders import count_reorders, has_blocks
 
 PARAMETERS = "p, p, p, p, p, p"
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 # The packages that are imported look at the platform too, so they are imported before it changes.
 AS_ON_WINDOWS = """
 import asyncio, concurrent.futures, importlib, multiprocessing, pkgutil, platform, subprocess, sys, tempfile
-import lazy_loader, ml_dtypes, networkx, numpy, onnx, onnx_ir, onnxscript.optimizer, onnxscript.rewriter, platformdirs
+import lazy_loader, ml_dtypes, networkx, numpy, onnx, onnx_ir, onnxscript.optimizer, onnxscript.rewriter
 import rich.console, rich.progress, typer.testing
 for name in ("onnxruntime", "torch", "torch._dynamo", "torch._inductor", "torch.onnx"):
     try:

@@ -72,7 +72,7 @@ CALLS = [
     "nnorm_export.load('net.onnx', 'reference')",
     "import numpy; nnorm_export.quantize('net.onnx', numpy.ones((2, 3, 8, 8), 'f4'), '{new}/q.onnx', min_sqnr=None)",
     "assert nnorm_export.replay('net.onnx', '{new}/net.parity')",
-    "nnorm_export.load_optimized('net.onnx', cache='{new}/cache')",
+    "nnorm_export.load('net.onnx', optimize=True)",
     "nnorm_export.diagnose('net.onnx')",
 ]
 

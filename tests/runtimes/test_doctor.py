@@ -111,7 +111,7 @@ def test_another_onnxruntime(model_file: Path, monkeypatch: pytest.MonkeyPatch) 
     old = SimpleNamespace(
         __version__="1.15.1", get_available_providers=lambda: ["CPUExecutionProvider"], SessionOptions=SessionOptions
     )
-    monkeypatch.setattr("nnorm_export.runtimes.onnxruntime.session.import_onnxruntime", lambda: old)
+    monkeypatch.setattr("nnorm_export.runtimes.onnxruntime.declared.import_onnxruntime", lambda: old)
     found = part(diagnose(), "ONNX Runtime")
     assert found.found == "1.15.1, API 15, with CPUExecutionProvider"
     assert "need 1.18 or newer" in found.remedy

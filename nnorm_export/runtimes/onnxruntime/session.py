@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -17,18 +16,17 @@ import numpy as np
 import onnx
 
 from nnorm_export import library
-from nnorm_export.domain import OPERATORS, QUANTIZED_OPERATORS, Operator
-from nnorm_export.dtypes import DTYPES, FLOATS, Array, Dtype, bits
-from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.dtypes import DTYPES, Array, bits
+from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError, first_line
 from nnorm_export.files import onnx_file
 from nnorm_export.files.bodies import refuse_invalid, refuse_unknown_bodies
 from nnorm_export.files.changes import changes_of, unused_by_kernels
 from nnorm_export.files.optimized_for import CPU, OPTIMIZED, machine_of
 from nnorm_export.files.tensors import TensorInfo, info_of
 from nnorm_export.names import DOMAIN
-from nnorm_export.runtimes.every_operator import every_operator
+from nnorm_export.runtimes.onnxruntime.blocked_layout import at_load
 from nnorm_export.runtimes.onnxruntime.known_faults import CONFIG_KEY, avoid, faults_of
-from nnorm_export.runtimes.onnxruntime.optimized_files import refuse_elsewhere, refuse_without_kernels
+from nnorm_export.runtimes.onnxruntime.optimized_files import refuse_elsewhere, refuse_without_kernels, this_machine
 from nnorm_export.runtimes.onnxruntime.overflow import WITHOUT_OVERFLOW, overflow_of
 from nnorm_export.runtimes.onnxruntime.providers import (
     CUDA,
@@ -42,11 +40,8 @@ from nnorm_export.runtimes.onnxruntime.providers import (
 )
 from nnorm_export.runtimes.onnxruntime.session_options import changed, loading, refuse_beside_options
 from nnorm_export.runtimes.runner import Runner, number_of_threads
-from nnorm_export.runtimes.runtime import Component, Runtime, installed_version
 
-_REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu")
-_OLDEST_FOR_KERNELS = (1, 18)  # the kernels need this version of the API
+REMEDY = "pip install 'nnorm_export[onnxruntime]', or [onnxruntime-gpu]"
 _OLDEST_WITH_OVERLOADS = (1, 27)  # since this version a node of the graph chooses among the bodies of its operator
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
@@ -57,9 +52,7 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime  # noqa: PLC0415 - an extra: this package works without onnxruntime
     except ImportError:
-        raise RuntimeMissingError(
-            f"ONNX Runtime is not installed: {_REMEDY}, or choose the runtime reference"
-        ) from None
+        raise RuntimeMissingError(f"ONNX Runtime is not installed: {REMEDY}, or choose the runtime reference") from None
     return onnxruntime
 
 
@@ -80,11 +73,14 @@ class OnnxRuntimeRunner(Runner):
             opened without graph optimizations, because its graph is final.
         intra_op_num_threads: threads of the session's pool; 0 lets ONNX Runtime decide.
         session_config: entries of the session's configuration, as ``add_session_config_entry`` takes them.
+        optimize: whether norms between convolutions work in the blocked layout of these (:mod:`.blocked_layout`), with
+            the same bits. None does it if it makes the file faster and opening it takes at most about twice as long:
+            with kernels on the CPU, for files and weights of up to 1 GiB. ``in_blocks`` says what came of it.
         kernels: whether this package's kernels run the normalizations, not their bodies. The default None uses kernels
             if they are installed for all providers: kernels for only one of the providers would move activations
             between devices. An optimized file always needs kernels.
 
-    ``session_options`` include threads, configuration and kernels, so the last three arguments are refused beside it.
+    ``session_options`` include threads, configuration and kernels, so the last four arguments are refused beside it.
 
     Raises:
         NnormExportError: an option is wrong, or is refused beside ``session_options``.
@@ -105,10 +101,11 @@ class OnnxRuntimeRunner(Runner):
         session_options: Any = None,
         intra_op_num_threads: int = 0,
         session_config: Mapping[str, str] | None = None,
+        optimize: bool | None = None,
         kernels: bool | None = None,
     ) -> None:
         if session_options is not None:
-            refuse_beside_options(intra_op_num_threads, session_config, kernels)
+            refuse_beside_options(intra_op_num_threads, session_config, optimize, kernels)
         self._config = dict(session_config or {})
         if wrong := [f"{key!r}: {value!r}" for key, value in self._config.items() if not isinstance(value, str)]:
             raise NnormExportError(f'session_config: {wrong[0]} is not text; ONNX Runtime takes "1" for yes')
@@ -130,18 +127,55 @@ class OnnxRuntimeRunner(Runner):
             refuse_unknown_bodies(self._file)
         self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._is_on_cpu)
         self._callers_options = session_options
+        self._has_own_kernels = False
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
         # Only the optimized graph is read, without weights, so that no weight needs to be packed for kernels.
         self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
         if session_options is None:
             self._graph_options.add_session_config_entry(EXTERNAL_WEIGHTS, "weights")
             self._graph_options.add_session_config_entry("session.disable_prepacking", "1")
-        self._session = self._open(self._options)
+        self._session = self._open_in_blocks(optimize) or self._open(self._options)
         self._refuse_other_providers()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
         self.outputs = [self._info(arg) for arg in self._session.get_outputs()]
         self._output_names = [info.name for info in self.outputs]
         self._has_bfloat16 = any(info.dtype == ml_dtypes.bfloat16 for info in (*self.inputs, *self.outputs))
+
+    def _open_in_blocks(self, optimize: bool | None) -> Any:
+        """A session whose norms between convolutions work in blocks; None if they do not, as for ``optimize=False``."""
+        with_kernels = self._is_on_cpu and self._optimized_for is None and self._has_own_kernels
+        if optimize is False or not with_kernels:
+            if optimize:
+                raise NnormExportError("optimize=True: norms work in the layout of convolutions by kernels on the CPU")
+            return None
+        block = this_machine(self._ort).block
+        if block is None or not at_load.may_gain(self._file, block) or (not optimize and at_load.is_large(self._file)):
+            return None
+        try:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                written, rewritten = Path(folder) / "graph.onnx", Path(folder) / "in_blocks.onnx"
+                self.write_graph(written)
+                in_blocks = at_load.rewrite(written, rewritten, block, self._file.path)
+                if not in_blocks:
+                    return None
+                final = {"graph_optimization_level": self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
+                session = self._open(self._options, path=rewritten, **final)
+        except (OSError, RuntimeMissingError, ModelFileError) as error:
+            if optimize and isinstance(error, OSError):
+                why = f"optimize=True writes a temporary file ({first_line(error)}); set TMPDIR to another folder"
+                raise NnormExportError(f"{self._file.path}: {why}") from error
+            if optimize:
+                raise
+            # If the file is the reason, it cannot be opened as it is either, and that says why.
+            session, in_blocks = self._open(self._options), []
+            slower = "its norms do not work in the layout of its convolutions, which is slower"
+            warnings.warn(f"{self._file.path}: {slower}: {first_line(error)}", UserWarning, stacklevel=1)
+        self.in_blocks = in_blocks
+        return session
+
+    def write_graph(self, path: Path) -> None:
+        """Writes the graph that ONNX Runtime optimizes the file to, with weights of over 1 KiB in a file beside it."""
+        self._open(self._graph_options, optimized_model_filepath=str(path), enable_profiling=False)
 
     @cached_property
     def known_faults(self) -> list[str]:
@@ -159,8 +193,8 @@ class OnnxRuntimeRunner(Runner):
         if not names:
             return {}
         with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / "optimized.onnx")
-            self._open(self._graph_options, optimized_model_filepath=path, enable_profiling=False)
+            path = Path(folder) / "optimized.onnx"
+            self.write_graph(path)
             optimized = onnx.load(path, load_external_data=False)
         return ran_by(names, optimized)
 
@@ -183,8 +217,8 @@ class OnnxRuntimeRunner(Runner):
         """The devices of each provider; none for a provider that ONNX Runtime contains."""
         return {name: find_devices(self._ort, name) for name in names_of(self._providers)}
 
-    def _new_session(self, options: Any) -> Any:
-        return open_session(self._ort, self._file.path, options, self._providers, self._devices)
+    def _new_session(self, options: Any, path: Path) -> Any:
+        return open_session(self._ort, path, options, self._providers, self._devices)
 
     def _refuse_other_providers(self) -> None:
         started = self._session.get_providers()
@@ -214,6 +248,7 @@ class OnnxRuntimeRunner(Runner):
             kernels = have_kernels(names_of(self._providers))
             if not kernels and self._file.normalizations:
                 library.warn_of_unused_kernels()
+        self._has_own_kernels = kernels
         if kernels:
             refuse_unknown_bodies(self._file)
             library.register(options)
@@ -221,15 +256,15 @@ class OnnxRuntimeRunner(Runner):
                 warnings.warn(f"{self._file.path}: {unused}", stacklevel=1)
         return options
 
-    def _open(self, options: Any, **changes: Any) -> Any:
-        """A session with ``options``; ``changes`` are set in the options only while the session is opened."""
+    def _open(self, options: Any, *, path: Path | None = None, **changes: Any) -> Any:
+        """A session of the file, or of ``path`` in its place; ``changes`` are set in the options only meanwhile."""
         if self._optimized_for is not None:
             changes["graph_optimization_level"] = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         with (
             loading(self._file.path, self._ort.__version__, lambda error: self._reason(str(error).strip())),
             changed(options, changes) if changes or options is self._callers_options else nullcontext(),
         ):
-            return self._new_session(options)
+            return self._new_session(options, path or self._file.path)
 
     def _bodies_of_which_one_runs(self) -> Iterator[str]:
         version = [int(part) for part in self._ort.__version__.split(".")[:2]]
@@ -309,85 +344,3 @@ class OnnxRuntimeCudaRunner(OnnxRuntimeRunner):
 
     runtime = "onnxruntime-cuda"
     default_providers = ((CUDA, {"use_tf32": "0"}), CPU)
-
-
-def _components() -> Iterator[Component]:
-    yield _onnxruntime()
-    yield (kernels := _kernels())
-    if kernels.found and not kernels.remedy:
-        quantized = (DTYPES["uint8"], DTYPES["int8"])
-        for name, dtypes, operators in (
-            ("kernels' dtypes", FLOATS, OPERATORS),
-            ("kernels' quantized dtypes", quantized, QUANTIZED_OPERATORS),
-        ):
-            yield Component(name, ", ".join(_kernel_dtypes(dtypes, operators.values())) or "none")
-    try:
-        cuda = library.find_cuda_library()
-    except RuntimeMissingError:  # NNORM_EXPORT_LIBRARY is wrong, which _kernels() reports
-        cuda = None
-    remedy = "install nnorm_export from source where nvcc and a GPU are, or with NNORM_CUDA=ON"
-    yield Component.optional("kernels for GPUs", cuda, remedy)
-
-
-def _onnxruntime() -> Component:
-    try:
-        onnxruntime = import_onnxruntime()
-    except RuntimeMissingError:
-        return Component("ONNX Runtime", "", _REMEDY)
-    both = [package for package in _PACKAGES if installed_version(package)]
-    version = tuple(int(part) for part in re.findall(r"\d+", onnxruntime.__version__)[:2])
-    api = f", API {version[1]}" if version[0] == 1 else ""  # the API version is the minor version
-    found = f"{onnxruntime.__version__}{api}, with {', '.join(onnxruntime.get_available_providers())}"
-    if len(both) > 1:
-        return Component("ONNX Runtime", found, f"{' and '.join(both)} share one folder: uninstall both, install one")
-    if version < _OLDEST_FOR_KERNELS:
-        return Component("ONNX Runtime", found, "the kernels need 1.18 or newer: pip install --upgrade onnxruntime")
-    return Component("ONNX Runtime", found)
-
-
-def _kernels() -> Component:
-    """The library of kernels, and whether the installed ONNX Runtime can load it."""
-    try:
-        path = library.get_library_path()
-    except RuntimeMissingError as error:
-        return Component("kernels", "", str(error))
-    try:
-        library.register(import_onnxruntime().SessionOptions())
-    except RuntimeMissingError as error:
-        return Component("kernels", path, str(error))
-    return Component("kernels", path)
-
-
-def _kernel_dtypes(dtypes: Iterable[Dtype], operators: Collection[Operator]) -> Iterator[str]:
-    """Names of the ``dtypes`` for which ONNX Runtime opens a file that only kernels can run."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "operators.onnx"
-        for dtype in dtypes:
-            onnx.save_model(every_operator(dtype, operators), file)
-            try:
-                OnnxRuntimeRunner(file, kernels=True)
-            except ModelFileError:
-                continue
-            yield dtype.name
-
-
-RUNTIMES = (
-    Runtime(
-        name=OnnxRuntimeRunner.runtime,
-        runner=OnnxRuntimeRunner,
-        packages=_PACKAGES,
-        extra="onnxruntime",
-        opens_onnx=True,
-        check=import_onnxruntime,
-        components=_components,
-    ),
-    Runtime(
-        name=OnnxRuntimeCudaRunner.runtime,
-        runner=OnnxRuntimeCudaRunner,
-        packages=("onnxruntime-gpu", "onnxruntime-ep-cuda13", "onnxruntime-ep-cuda12"),
-        extra="onnxruntime-gpu",
-        opens_onnx=True,
-        check=lambda: find_devices(import_onnxruntime(), CUDA),
-        components=lambda: (),  # the first declaration lists ONNX Runtime
-    ),
-)

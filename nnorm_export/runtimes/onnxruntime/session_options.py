@@ -13,12 +13,18 @@ from nnorm_export.errors import ModelFileError, NnormExportError
 _changing = threading.Lock()  # threads may share options
 
 
-def refuse_beside_options(threads: int, config: Mapping[str, str] | None, kernels: bool | None) -> None:
-    """Refuses arguments that the caller's ``session_options`` already include."""
+def refuse_beside_options(
+    threads: int, config: Mapping[str, str] | None, optimize: bool | None, kernels: bool | None
+) -> None:
+    """Refuses arguments that the caller's ``session_options`` already include, or that would change them."""
     if config:
         raise NnormExportError("session_config: session_options are used unchanged; add the entries to them")
     if threads:
         raise NnormExportError("intra_op_num_threads: session_options are used unchanged; set it in them")
+    if optimize:
+        raise NnormExportError(
+            "optimize: session_options are used unchanged; open a file that nnorm-export optimize wrote"
+        )
     if kernels is not None:
         raise NnormExportError(
             "kernels: session_options are used unchanged; call nnorm_export.register(session_options) for kernels, or "

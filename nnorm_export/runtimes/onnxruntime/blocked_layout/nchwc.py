@@ -7,13 +7,16 @@ ONNX Runtime inserts reorders around nodes that it does not know. A reorder cost
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx_ir as ir
 import onnx_ir.passes.common
 from onnx_ir.traversal import RecursiveGraphIterator
 
+from nnorm_export.errors import ModelFileError
 from nnorm_export.names import DOMAIN
-from nnorm_export.optimizing.choice import choose
-from nnorm_export.optimizing.reorders import (
+from nnorm_export.runtimes.onnxruntime.blocked_layout.choice import choose
+from nnorm_export.runtimes.onnxruntime.blocked_layout.reorders import (
     NCHWC_DOMAIN,
     TO_BLOCKS,
     TO_PLAIN,
@@ -33,8 +36,8 @@ def use_blocks(model: ir.Model, block: int | None) -> dict[ir.Node, str]:
     """Edits ``model``, which ONNX Runtime optimized on this machine.
 
     A norm becomes the twin of its operator that works in blocks, with the same name and metadata, if that removes
-    reorders (:mod:`nnorm_export.optimizing.choice`). Activations and sums between such norms and the convolutions work
-    in blocks too, if their shapes are known.
+    reorders (:mod:`.choice`). Activations and sums between such norms and the convolutions work in blocks too, if their
+    shapes are known.
 
     Args:
         block: the number of channels in a block on this machine, None if ONNX Runtime has no blocked layout there.
@@ -43,8 +46,7 @@ def use_blocks(model: ir.Model, block: int | None) -> dict[ir.Node, str]:
         The normalizations that are unchanged, each with the reason.
     """
     graph, nodes = model.graph, list(RecursiveGraphIterator(model.graph))
-    norms = [node for node in nodes if node.domain == DOMAIN]
-    refused = {norm: reason for norm in norms if (reason := _why_not(norm, graph, block))}
+    refused = {norm: reason for norm in norms_of(model) if (reason := _why_not(norm, graph, block))}
     if block is not None:
         complete_shapes(graph)
         done = values_in_blocks(graph)
@@ -56,8 +58,28 @@ def use_blocks(model: ir.Model, block: int | None) -> dict[ir.Node, str]:
                 _replace(node, graph, block)
         onnx_ir.passes.common.RemoveUnusedNodesPass()(model)  # reorders whose output is not read any more
         graph.sort()  # a node may read the blocked form of a tensor that is computed after it
-        refused |= {norm: left[norm] for norm in norms if norm in left}
+        refused |= {norm: left[norm] for norm in norms_of(model) if norm in left}
     return refused
+
+
+def read_graph(path: Path, source: Path) -> ir.Model:
+    """Reads ``path``, the graph that ONNX Runtime optimized ``source`` to, without its weights.
+
+    Raises:
+        ModelFileError: it is not valid.
+    """
+    try:
+        return ir.load(path)
+    except ir.serde.SerdeError as error:
+        raise ModelFileError(
+            f"{source}: ONNX Runtime loads it, but its graph is not valid ({error.__cause__ or error}); export the "
+            "model again"
+        ) from error
+
+
+def norms_of(model: ir.Model) -> list[ir.Node]:
+    """The nodes of the domain ``nnorm``."""
+    return [node for node in RecursiveGraphIterator(model.graph) if node.domain == DOMAIN]
 
 
 def _why_not(norm: ir.Node, graph: ir.Graph, block: int | None) -> str:

@@ -19,7 +19,14 @@ import networkx
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from nnorm_export.optimizing.reorders import TO_BLOCKS, TO_PLAIN, data_inputs, is_reorder, origin, values_in_blocks
+from nnorm_export.runtimes.onnxruntime.blocked_layout.reorders import (
+    TO_BLOCKS,
+    TO_PLAIN,
+    data_inputs,
+    is_reorder,
+    origin,
+    values_in_blocks,
+)
 
 # Why a node that could work in blocks does not.
 NOT_BESIDE = "beside nothing in blocks"
