@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -78,7 +79,7 @@ def log_to_mlflow(
         _require(report, f"the report says that {file} failed")
     metadata = {"file": path.name, SHA256: sha256, "version": __version__}
     if certificate is not None:
-        metadata["certificate"] = Path(certificate).resolve().name
+        metadata["certificate"] = os.path.basename(os.path.abspath(certificate))
     if "conda_env" not in arguments:
         arguments.setdefault("pip_requirements", _requirements(runner))
     arguments["tags"] = {f"{KEY}.{SHA256}": sha256} | (arguments.get("tags") or {})
@@ -189,10 +190,11 @@ def _files(path: Path, file: Path) -> list[Path]:
 
 
 def _of_certificate(certificate: Path, file: Path, taken: Mapping[Path, Path]) -> dict[Path, Path]:
-    name = Path(certificate.resolve().name)
+    certificate, file = Path(os.path.abspath(certificate)), Path(os.path.abspath(file))
+    name = Path(certificate.name)
     if name in taken:
         raise InputError(f"{certificate}: the model has a file of this name; give the certificate another name")
-    if signatures.is_signed(certificate) and certificate.resolve().parent != file.resolve().parent:
+    if signatures.is_signed(certificate) and certificate.parent != file.parent:
         raise InputError(
             f"{certificate}: its signature says where it lies relative to {file}, and a logged model has both in one "
             "folder; record and sign it beside the file"

@@ -23,6 +23,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from onnx import TensorProto, helper
 from torch import Tensor, nn
 
@@ -253,6 +255,27 @@ def tag_of(path: Path) -> dict[str, str]:
     return {"nnorm_export.sha256": file_sha256(path)}
 
 
+def test_a_signed_certificate_keeps_its_place_beside_the_file(
+    model: Path, network: nn.Module, images: Array, tmp_path: Path
+) -> None:
+    private = ec.generate_private_key(ec.SECP256R1())
+    pem = serialization.Encoding.PEM
+    key, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    key.write_bytes(private.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    public.write_bytes(private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    release = tmp_path / "release"
+    release.mkdir()
+    for file in (model, *model.parent.glob("model.onnx.*.data")):
+        shutil.copy(file, release)
+    file, inputs = release / model.name, torch.from_numpy(images)
+    assert verify(file, network, inputs, certificate=release / "signed", private_key=key)
+    files = files_of(log_to_mlflow(file, certificate=release / "signed", public_key=public))
+    assert replay(files / model.name, files / "signed", public_key=public).signature == "checked"
+    assert verify(file, network, inputs, certificate=tmp_path / "signed", private_key=key)
+    with pytest.raises(InputError, match="its signature says where it lies relative to"):
+        log_to_mlflow(file, certificate=tmp_path / "signed")
+
+
 def test_settings_of_tune_are_logged_with_their_file(folder: Path, model: Path, images: Array) -> None:
     tuned = Tuned(
         path=folder / "model.tuned.json",
@@ -325,6 +348,9 @@ def test_files_and_certificates_that_are_refused(
     (damaged / "test_data_set_0" / "output_0.pb").write_bytes(b"\xff")
     with pytest.raises(InputError, match="the certificate is damaged"):
         log_to_mlflow(model, certificate=damaged)
+    shutil.copytree(certificate, tmp_path / "elsewhere" / model.name)
+    with pytest.raises(InputError, match=r"the model has a file of this name; give the certificate another name"):
+        log_to_mlflow(model, certificate=tmp_path / "elsewhere" / model.name)
     other = change_form(model, tmp_path / "other.onnx", "custom").path
     with pytest.raises(ParityError, match="is not the file that"):
         log_to_mlflow(other, certificate=certificate)
