@@ -49,6 +49,7 @@ from .runtimes.diagnose import Diagnosis as Diagnosis, diagnose as diagnose
 from .runtimes.onnxruntime.required_operators import required_operators as required_operators
 from .serving.genai import write_genai_config as write_genai_config
 from .serving.log_to_mlflow import log_to_mlflow as log_to_mlflow
+from .serving.manifests.request import Manifests as Manifests
 from .serving.repository import Repository as Repository, write_repository as write_repository
 from .tensorrt.engine import EngineReport as EngineReport, build_engine as build_engine
 from .tuning.report import TuneReport as TuneReport

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from nnorm_export.errors import ExportError, ModelFileError, NnormExportError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import locked, open_lock, read_whole
 from nnorm_export.files.locations import locate
-from nnorm_export.files.staging import parents_made, scratch_folder, staged_folder
+from nnorm_export.files.staging import parents_made, scratch_folder, staged, staged_folder
 from nnorm_export.files.tuned import ENDING, is_tuned, read_tuned
 from nnorm_export.names import OTHER_BACKENDS
 from nnorm_export.reports import Report
@@ -25,6 +25,8 @@ from nnorm_export.runtimes.processor import cores_here, processor
 from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
 from nnorm_export.serving.config import FILE, Config, is_changed
 from nnorm_export.serving.dry_run import Batch, batch_of, dry_run
+from nnorm_export.serving.manifests.plan import planned
+from nnorm_export.serving.manifests.request import THREADS, Manifests
 from nnorm_export.serving.model import Model, library_for, notes_on, open_as_served, open_model
 from nnorm_export.serving.tuned import arguments_of, servable_file
 
@@ -54,12 +56,14 @@ class Repository(Report):
         version: the number of the new version.
         config: the text of config.pbtxt.
         notes: what else the server needs, why requests are or are not combined, and how the run here was another.
+        manifests: the files for Kubernetes and KServe.
     """
 
     folder: Path
     version: int
     config: str
     notes: list[str]
+    manifests: list[Path] = field(default_factory=list)
 
 
 def write_repository(
@@ -77,6 +81,7 @@ def write_repository(
     library_path: str | os.PathLike[str] | None = None,
     overwrite_config: bool = False,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    manifests: Manifests | None = None,
 ) -> Repository:
     """Writes ``path`` into the repository ``output`` as a new version of the model ``name``, with a config.pbtxt.
 
@@ -108,14 +113,17 @@ def write_repository(
             options are those that it was written with.
         inputs: what the model is run on, by position or by name; two rows or more where requests shall be combined.
             None takes random inputs.
+        manifests: what to write for Kubernetes and KServe, beside the repository. The library of kernels then becomes a
+            part of the repository, if ``library_path`` is None, and ``threads`` is 2 by default.
 
     Raises:
         ModelFileError: ``path`` is not a model, its weights are missing, or it cannot be loaded.
         InputError: the model does not run on ``inputs``, or gives no finite number for them.
         RuntimeMissingError: ``path`` is an engine, and TensorRT is not installed; or the library is on this machine,
-            and cannot be loaded.
+            and cannot be loaded; or manifests are asked for, and PyYAML is not installed.
         ExportError: the version exists, an option is wrong, the folder cannot be written, Triton cannot serve a tensor
-            of the model, or config.pbtxt is for another model or has changes. The repository then stays as it was.
+            of the model, config.pbtxt is for another model or has changes, or no cluster would take the manifests. The
+            repository then stays as it was.
     """
     path, output = _path(path, "the model"), _path(output, "the repository")
     of_settings: list[str] = []
@@ -125,19 +133,24 @@ def write_repository(
         "instances": instances,
         "threads": threads,
     }
+    measured = False
     if is_tuned(path):
         tuned = read_tuned(path)
+        measured = tuned.service is not None
         name = path.name.removesuffix(ENDING) if name is None else name
         given |= arguments_of(tuned, **given)
         path, of_settings = servable_file(tuned)
         of_settings += filter(None, [tuned.warning(processor(), cores_here())])
     max_batch_size = given["max_batch_size"]
-    defaults = {"max_queue_delay_microseconds": 0, "instances": 1, "threads": 0}
+    engine = is_engine(path)
+    backend = backend or ("tensorrt" if engine else "onnxruntime")
+    if manifests is not None:
+        manifests.check(backend, given["threads"])
+    threads_by_default = 0 if engine or manifests is None else THREADS
+    defaults = {"max_queue_delay_microseconds": 0, "instances": 1, "threads": threads_by_default}
     numbers: dict[str, int] = {
         option: default if given[option] is None else given[option] for option, default in defaults.items()
     }
-    engine = is_engine(path)
-    backend = backend or ("tensorrt" if engine else "onnxruntime")
     name = path.stem if name is None else name
     optional = {"max_batch_size": max_batch_size, "version": version}
     _refuse_numbers(numbers | {option: value for option, value in optional.items() if value is not None})
@@ -162,9 +175,16 @@ def write_repository(
     )
     str(config)  # refuses tensors that Triton cannot serve
     _external_data(path)  # refuses names outside of the folder before anything is written
-    writer = _Writer(path, output / name, _DryRun(model, config, batch, inputs), overwrite_config)
+    plan = None
+    if manifests is not None:
+        is_given = library_path is not None
+        plan = planned(manifests, path, config, output, given=is_given, measured=measured, overwrite=overwrite_config)
+        config, notes = plan.config, plan.notes if kernels else [*notes, *plan.notes]
+    run = _DryRun(model, config, batch, inputs, kernels)
+    writer = _Writer(path, output / name, run, overwrite_config, plan.libraries if plan else ())
     number, text, more = writer.write(version)
-    return Repository(writer.folder, number, text, [*of_settings, *notes, *notes_on(model, backend, device), *more])
+    notes = [*of_settings, *notes, *notes_on(model, backend, device), *more]
+    return Repository(writer.folder, number, text, notes, plan.write() if plan else [])
 
 
 def _path(given: Any, what: str) -> Path:
@@ -216,6 +236,7 @@ class _DryRun:
     config: Config
     batch: Batch
     inputs: Sequence[Any] | Mapping[str, Any] | None
+    kernels: str | None  # the library for the run, which the server may have elsewhere
 
     def of(self, folder: Path) -> tuple[Config, list[str]]:
         """Returns the configuration of the version in ``folder``, and notes.
@@ -227,7 +248,7 @@ class _DryRun:
         config, model = self.config, self.model
         file = folder / _FILES[config.backend]
         try:
-            opened = open_as_served(file, model, config.backend, config.device, config.kernels)
+            opened = open_as_served(file, model, config.backend, config.device, self.kernels)
             batch, notes = dry_run(opened, model, self.batch, self.inputs)
         except NnormExportError as error:
             reason = self._with_own_names(str(error), file).rstrip(".")
@@ -250,6 +271,7 @@ class _Writer:
     folder: Path
     dry_run: _DryRun
     overwrite_config: bool
+    libraries: Sequence[Path]  # of kernels, which lie beside config.pbtxt
 
     def write(self, version: int | None) -> tuple[int, str, list[str]]:
         """Returns the number of the version, the text of config.pbtxt, and notes."""
@@ -285,6 +307,7 @@ class _Writer:
         """Moves the version ``scratch``, which has run, into its place."""
         folder = self.folder
         if old == text:
+            self._copy_libraries(folder)  # first: a server may load the version as soon as it is there
             with staged_folder(folder / str(number), replace=False) as version:
                 version.rmdir()
                 shutil.move(scratch, version)
@@ -298,6 +321,12 @@ class _Writer:
             shutil.move(scratch, model / str(number))
             (model / FILE).unlink(missing_ok=True)  # it may be a link to the file of the older folder
             (model / FILE).write_text(text, encoding="utf-8")
+            self._copy_libraries(model)
+
+    def _copy_libraries(self, folder: Path) -> None:
+        for library in self.libraries:
+            with staged(folder / library.name) as new:  # not into the old file: a server has it open
+                shutil.copyfile(library, new)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes and KServe, of pods in which Triton serves a model repository."""
