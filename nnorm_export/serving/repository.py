@@ -177,8 +177,16 @@ def write_repository(
     _external_data(path)  # refuses names outside of the folder before anything is written
     plan = None
     if manifests is not None:
-        is_given = library_path is not None
-        plan = planned(manifests, path, config, output, given=is_given, measured=measured, overwrite=overwrite_config)
+        plan = planned(
+            manifests,
+            path,
+            config,
+            output,
+            max_batch_size=max_batch_size,
+            given=library_path is not None,
+            measured=measured,
+            overwrite=overwrite_config,
+        )
         config, notes = plan.config, plan.notes if kernels else [*notes, *plan.notes]
     run = _DryRun(model, config, batch, inputs, kernels)
     writer = _Writer(path, output / name, run, overwrite_config, plan.libraries if plan else ())

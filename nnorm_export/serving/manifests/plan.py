@@ -49,11 +49,21 @@ class Plan:
 
 
 def planned(
-    request: Manifests, path: Path, config: Config, repository: Path, *, given: bool, measured: bool, overwrite: bool
+    request: Manifests,
+    path: Path,
+    config: Config,
+    repository: Path,
+    *,
+    max_batch_size: int | None,
+    given: bool,
+    measured: bool,
+    overwrite: bool,
 ) -> Plan:
     """The manifests of pods that serve ``path``, with ``config``.
 
     Args:
+        config: without batching, which a run decides.
+        max_batch_size: what the caller says of it.
         given: whether the caller has named the library of kernels; otherwise it is shipped with the repository.
         measured: whether tune has measured the instances and the threads.
 
@@ -73,7 +83,7 @@ def planned(
         device=config.device,
         cpus=config.instances * max(config.threads, 1),
         memory=memory,
-        digest=hashlib.sha256(f"{file_sha256(path)}\n{config}".encode("utf-8", "surrogateescape")).hexdigest(),
+        digest=_digest(file_sha256(path), config, config.max_queue_delay_microseconds, max_batch_size),
         request=request,
     )
     folder = _beside(repository) if request.folder is None else Path(request.folder)
@@ -111,6 +121,10 @@ def _shipped(config: Config, *, given: bool) -> tuple[tuple[Path, ...], str | No
         )
     beside = library.find_cuda_library() if config.device == "gpu" else None
     return (first, *([Path(beside)] if beside else [])), f"{MOUNT}/{config.name}/{first.name}"
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\n".join(map(str, parts)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _bytes_of(path: Path) -> int:
