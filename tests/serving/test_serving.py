@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import yaml
 from google.protobuf import text_format
 from small_network import Network, randomized
 from torch import Tensor, nn
@@ -297,6 +299,25 @@ def server(
     environment = {"PYTHONPATH": str(ROOT), "NNORM_EXPORT_LIBRARY": library.get_library_path()}
     with serving(Path(PYTHON), folder / "models", folder, environment) as running:
         yield running
+
+
+@needs_triton
+def test_a_server_runs_as_its_manifest_says(model: nn.Module, inputs: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    """Its options and the paths of its probes; addresses and ports are of this machine."""
+    path = export(model, inputs, tmp_path / "net.onnx").path
+    request = nnorm_export.Manifests(kubernetes=True, image="registry.example.com/triton-with-nnorm-export:1")
+    (manifest,) = write_repository(path, tmp_path / "models", backend="python", manifests=request).manifests
+    deployment, *_ = yaml.safe_load_all(manifest.read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    program, *arguments = container["args"]
+    assert program == "tritonserver"
+    own = [each for each in arguments if "-port=" not in each and not each.startswith("--model-repository=")]
+    assert own == ["--exit-timeout-secs=30"]
+    environment = {"PYTHONPATH": str(ROOT), "NNORM_EXPORT_LIBRARY": library.get_library_path()}
+    with serving(Path(PYTHON), tmp_path / "models", tmp_path, environment, *own) as running:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            with urllib.request.urlopen(running.http + container[probe]["httpGet"]["path"]) as answer:
+                assert answer.status == 200
 
 
 @needs_triton

@@ -28,8 +28,14 @@ class Server:
 
 
 @contextmanager
-def serving(python: Path, repository: Path, folder: Path, environment: dict[str, str]) -> Iterator[Server]:
-    """The server, ready, with the environment of the interpreter ``python``; ``folder`` is its scratch folder."""
+def serving(
+    python: Path, repository: Path, folder: Path, environment: dict[str, str], *arguments: str
+) -> Iterator[Server]:
+    """The server, ready, with the environment of the interpreter ``python``; ``folder`` is its scratch folder.
+
+    Args:
+        arguments: further ones of its command line.
+    """
     libraries = subprocess.check_output(
         [python, "-c", "import sysconfig, pytriton; print(sysconfig.get_config_var('LIBDIR'), *pytriton.__path__)"],
         text=True,
@@ -55,6 +61,7 @@ def serving(python: Path, repository: Path, folder: Path, environment: dict[str,
         "--grpc-address=127.0.0.1",
         f"--grpc-port={grpc}",
         "--allow-metrics=false",
+        *arguments,
     ]
     variables = {
         **os.environ,
