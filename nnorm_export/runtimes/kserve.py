@@ -31,6 +31,8 @@ _PATH = re.compile(
 )
 # Codes of gRPC and HTTP for a server that is unreachable or too slow.
 _UNREACHABLE = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
+# Of an error that a server has, whatever the inputs: a dead instance of Triton, a fault in its backend.
+_FAILED = re.compile(r"5\d\d|StatusCode\.(INTERNAL|UNKNOWN|ABORTED|CANCELLED|DATA_LOSS|RESOURCE_EXHAUSTED)")
 _DTYPES = {dtype.kserve: dtype.numpy for dtype in DTYPES.values()}
 
 
@@ -50,7 +52,8 @@ class KServeRunner(Runner):
     Raises:
         RuntimeMissingError: tritonclient is not installed, or no server answers in time.
         ModelFileError: the server does not have the model or is not ready, or its answer violates the protocol. A
-            later call also raises this error if the server stops answering.
+            later call also raises this error if the server stops answering, fails or ends the connection; the same call
+            may then be made again. A call that raises InputError fails again: the server refuses its inputs.
     """
 
     runtime = "kserve"
@@ -182,8 +185,18 @@ class KServeRunner(Runner):
                 f"{self._url}: the server answered before, and does not answer these inputs "
                 f"({first_line(error.__cause__ or error)}); see its log, or give it more time (timeout=, --timeout)"
             ) from error
-        except Exception as error:  # tritonclient, gevent and grpc raise unrelated classes; the user reads the cause
+        except self._refusal as error:
+            if _FAILED.fullmatch(error.status() or ""):
+                raise ModelFileError(
+                    f"{self._url}: the server failed on these inputs ({first_line(error)}); its log says why, and the "
+                    "same inputs may be sent again"
+                ) from error
             raise InputError(f"{self._url}: the server refuses these inputs: {first_line(error)}") from error
+        except Exception as error:  # gevent and grpc raise unrelated classes; the user reads the cause
+            raise ModelFileError(
+                f"{self._url}: the server ended the connection before its answer ({first_line(error)}); the same "
+                "inputs may be sent again"
+            ) from error
         return [self._answer(info, result) for info in self.outputs]
 
     def _input(self, info: TensorInfo, array: Array) -> Any:

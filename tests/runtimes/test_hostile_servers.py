@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nnorm_export import ModelFileError, NnormExportError, RuntimeMissingError, load
+from nnorm_export import InputError, ModelFileError, NnormExportError, RuntimeMissingError, load
 
 pytest.importorskip("tritonclient.http")
 
@@ -259,6 +259,24 @@ def test_a_server_that_went_away(url: str) -> None:
         runner(X)
     Server.answers["/v2/models/net/infer"] = (200, b" " * 1000, 0.1)
     with pytest.raises(ModelFileError, match=r"does not answer these inputs \(no whole answer in 0\.5 seconds\)"):
+        runner(X)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (400, InputError, r"the server refuses these inputs: \[400\] a stub"),
+        (500, ModelFileError, r"the server failed on these inputs \(\[500\] a stub.*may be sent again"),
+        (0, ModelFileError, r"the server ended the connection before its answer \(.*may be sent again"),
+    ],
+)
+def test_only_a_refusal_is_an_error_of_the_inputs(
+    status: int, error: type[NnormExportError], message: str, url: str
+) -> None:
+    """A caller sends the same inputs again if a server failed, and not if it refused them."""
+    runner = load(url)
+    Server.answers["/v2/models/net/infer"] = (status, b'{"error": "a stub"}', 0)
+    with pytest.raises(error, match=message):
         runner(X)
 
 
