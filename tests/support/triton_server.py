@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +27,42 @@ class Server:
     grpc: str
 
 
-@contextmanager
-def serving(
-    python: Path, repository: Path, folder: Path, environment: dict[str, str], *arguments: str
-) -> Iterator[Server]:
-    """The server, ready, with the environment of the interpreter ``python``; ``folder`` is its scratch folder.
+@dataclass(frozen=True)
+class Program:
+    """A tritonserver that can be started, also again after it was killed: it keeps its ports.
+
+    Attributes:
+        log: of all starts.
+    """
+
+    command: Sequence[str | Path]
+    variables: Mapping[str, str]
+    address: Server
+    log: Path
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, in a session of its own with its stubs."""
+        with self.log.open("a") as stream:
+            return subprocess.Popen(
+                self.command,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.variables},
+                start_new_session=True,
+            )
+
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Returns when it is ready."""
+        _wait(process, f"{self.address.http}/v2/health/ready", self.log)
+
+
+def program(
+    python: Path, repository: Path, folder: Path, environment: Mapping[str, str], options: Sequence[str] = ()
+) -> Program:
+    """With the environment of the interpreter ``python``; ``folder`` is its scratch folder.
 
     Args:
-        arguments: further ones of its command line.
+        options: further ones of its command line.
     """
     libraries = subprocess.check_output(
         [python, "-c", "import sysconfig, pytriton; print(sysconfig.get_config_var('LIBDIR'), *pytriton.__path__)"],
@@ -61,27 +89,38 @@ def serving(
         "--grpc-address=127.0.0.1",
         f"--grpc-port={grpc}",
         "--allow-metrics=false",
-        *arguments,
+        *options,
     ]
     variables = {
-        **os.environ,
         **environment,
         "PATH": f"{python.parent}:{os.environ['PATH']}",
         "LD_LIBRARY_PATH": libraries[0],
     }
-    log = folder / "server.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=variables)
+    address = Server(f"http://127.0.0.1:{http}", f"grpc://127.0.0.1:{grpc}")
+    return Program(command, variables, address, folder / "server.log")
+
+
+@contextmanager
+def serving(
+    python: Path, repository: Path, folder: Path, environment: Mapping[str, str], *options: str
+) -> Iterator[Server]:
+    """The server, ready; see :func:`program`."""
+    runs = program(python, repository, folder, environment, options)
+    process = runs.start()
     try:
-        _wait(process, f"http://127.0.0.1:{http}/v2/health/ready", log)
-        yield Server(f"http://127.0.0.1:{http}", f"grpc://127.0.0.1:{grpc}")
+        runs.wait(process)
+        yield runs.address
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
