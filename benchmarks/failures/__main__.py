@@ -26,11 +26,11 @@ from namespaces import bring_up_loopback
 
 from benchmarks.failures import models
 from benchmarks.failures.client import Ask, Client, Log, Versions
-from benchmarks.failures.disturbances import Disturber, counts
+from benchmarks.failures.disturbances import Disturber, counts, refuse_bad_request
 from benchmarks.failures.figures import Figures, figures
-from benchmarks.failures.ray import ray
+from benchmarks.failures.on_ray import ray
+from benchmarks.failures.on_triton import triton
 from benchmarks.failures.report import section
-from benchmarks.failures.triton import triton
 from benchmarks.measure import write_section
 from nnorm_export import library
 from nnorm_export.dtypes import Array
@@ -78,15 +78,22 @@ class Load:
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The figures of a load without disturbances and of one with them, and the disturbances."""
-    seconds, say = 60 * options.minutes, lambda text: print(text, file=sys.stderr, flush=True)
+    seconds, start = 60 * options.minutes, perf_counter()
+
+    def say(text: str) -> None:
+        print(f"{perf_counter() - start:.0f} s: {text}", file=sys.stderr, flush=True)
+
     calm_count, count = (max(round(options.qps * length), 1) for length in (_CALM * seconds, seconds))
     paths = models.files(folder)
     rows = models.images(options.seed)
     versions = Versions(models.answers(paths, rows))
+    say("the files and their answers are there")
     environment = {"PYTHONPATH": str(ROOT), "NNORM_EXPORT_LIBRARY": library.get_library_path()}
     with SERVERS[options.server](options.python.absolute(), paths, folder, environment) as service:
         load = Load(service.asks(), versions, rows, options.qps, options.seed)
         load.run(1, Log(), Flag())  # the first request opens the connections
+        refuse_bad_request(service)
+        version = service.version()
         say("the server answers")
         calm: Figures | None = None
         if not options.rounds:
@@ -114,6 +121,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "cuts": dict(disturber.cuts),
         "longest_recovery": {kind: max(times, default=0.0) for kind, times in recovery.items()},
         "replicas": len({attempt.replica for attempt in log.attempts if attempt.replica}),
+        "version": version,
         "qps": options.qps,
         "seed": options.seed,
     }

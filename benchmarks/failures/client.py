@@ -51,7 +51,8 @@ class Attempt:
 class Versions:
     """The model that the server has, over time. The answers of version ``i`` are ``expected[i % 2]``.
 
-    Request ``n`` asks for row ``n`` of the answers, and begins again after the last. A replacement begins and ends: between the two, the answers of both models are right.
+    Request ``n`` asks for row ``n`` of the answers; the first follows the last. A replacement begins and ends: between
+    the two, the answers of both models are right.
     """
 
     expected: Sequence[Array]
@@ -74,6 +75,7 @@ class Log:
     lost: list[int] = field(default_factory=list)
     wrong: list[int] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)  # those of ``wrong`` that are right for the other model
+    waiting: set[int] = field(default_factory=set)  # requests whose answer is not there yet
 
 
 class Client(Runner):
@@ -102,12 +104,15 @@ class Client(Runner):
         for count in range(ATTEMPTS):
             ask = self._asks[(number + count) % len(self._asks)]
             sent = perf_counter()
+            self._log.waiting.add(number)
             try:
                 logits, replica = ask(feed["images"])
             except AttemptFailed as problem:
                 self._log.attempts.append(Attempt(number, sent, perf_counter(), problem=str(problem)))
+                self._log.waiting.discard(number)
                 time.sleep(min(_FIRST_WAIT * 2**count, _LONGEST_WAIT) * jitter.uniform(0.5, 1))
                 continue
+            self._log.waiting.discard(number)
             attempt = Attempt(number, sent, perf_counter(), replica)
             self._log.attempts.append(attempt)
             self._check(attempt, logits)

@@ -20,23 +20,28 @@ KINDS = ("replica", "replacement", "node")
 _GAP = (3.0, 8.0)  # seconds of load without a disturbance before each
 _CUT_EVERY = 2.0  # seconds between broken connections, in the mean
 _HELD = 3.0  # seconds that a client holds a connection that it does not use
+_WAITING = 2  # requests without an answer at the time of a kill
+_LONGEST_WAIT = 10.0  # seconds for so many
 CUTS = ("half a request, closed", "half a request, held", "an answer not read")
 
 
 class Service(Protocol):
     """What the servers offer to the disturbances."""
 
-    def kill_replica(self, random: random.Random) -> str:
-        """SIGKILL to one replica; returns what was killed."""
+    def kill_replica(self, random: random.Random, wait: Callable[[], None]) -> str:
+        """SIGKILL to one replica as soon as ``wait`` returns; returns what was killed."""
 
-    def kill_node(self, random: random.Random) -> str:
-        """SIGKILL to all processes of a node, after seconds a new one; returns what was killed."""
+    def kill_node(self, random: random.Random, wait: Callable[[], None]) -> str:
+        """SIGKILL to all processes of a node as soon as ``wait`` returns, after seconds a new node."""
 
     def replace(self, version: int) -> None:
         """Returns when the server has only the model of this version."""
 
     def is_whole(self, log: Log, since: int) -> bool:
         """Whether all replicas answer; ``log`` has the attempts, those from ``since`` on are after the disturbance."""
+
+    def version(self) -> str:
+        """Of the server's software."""
 
     def raw(self, random: random.Random) -> tuple[int, bytes]:
         """A port, and the bytes of a whole HTTP request to it."""
@@ -60,6 +65,7 @@ class Disturber:
 
     Args:
         rounds: the most of them.
+        is_done: is set after the rounds, and ends the load; or by the load, which ends the disturbances.
         until: time of ``perf_counter()``, after which none begins.
         gap: the least and the greatest seconds before each.
     """
@@ -93,7 +99,6 @@ class Disturber:
             part()
         except Exception as error:  # any: join() raises it
             self.errors.append(error)
-        finally:
             self.is_done.set()
 
     def _disturb(self) -> None:
@@ -101,8 +106,9 @@ class Disturber:
         for _ in range(self.rounds):
             for kind in chance.sample(KINDS, len(KINDS)):
                 if self.is_done.wait(chance.uniform(*self.gap)) or perf_counter() > self.until:
-                    return
+                    return  # the load has an end of its own
                 self._do(kind, chance)
+        self.is_done.set()
 
     def _do(self, kind: str, chance: random.Random) -> None:
         since, begun = len(self.log.attempts), perf_counter()
@@ -113,13 +119,20 @@ class Disturber:
             self.versions.ended.append(perf_counter())
             what = f"version {version}"
         else:
-            what = (self.service.kill_replica if kind == "replica" else self.service.kill_node)(chance)
+            kill = self.service.kill_replica if kind == "replica" else self.service.kill_node
+            what = kill(chance, self._wait_for_requests)
         deadline = time.monotonic() + 120
         while not self.service.is_whole(self.log, since):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {what} the server was not whole again in 120 seconds")
             time.sleep(0.1)
         self.events.append(Event(kind, what, begun, perf_counter()))
+
+    def _wait_for_requests(self) -> None:
+        """Until the clients wait for answers: a kill between requests would show nothing."""
+        deadline = time.monotonic() + _LONGEST_WAIT
+        while len(self.log.waiting) < _WAITING and time.monotonic() < deadline:
+            time.sleep(0.0005)
 
     def _cut(self) -> None:
         chance = random.Random(self.seed + 1)
@@ -138,6 +151,15 @@ class Disturber:
                     connection.close()
         for _, connection in held:
             connection.close()
+
+
+def refuse_bad_request(service: Service) -> None:
+    """Raises an error unless the server answers the whole of the request that the cuts send parts of."""
+    port, request = service.raw(random.Random(0))
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall(request)
+        if b" 200 " not in (status := connection.recv(100).partition(b"\r\n")[0]):
+            raise AssertionError(f"the server answers {status!r} to the request that is to be cut")
 
 
 def _sent(port: int, request: bytes, kind: str) -> socket.socket | None:

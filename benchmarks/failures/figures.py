@@ -50,7 +50,7 @@ def figures(answers: Answers, log: Log, versions: Versions, events: Sequence[Eve
     replacements = [(event.begun, event.ended) for event in events if event.kind == "replacement"]
     return Figures(
         requests=len(answers.latencies),
-        seconds=answers.seconds,
+        seconds=float(answers.seconds),
         lost=len(log.lost),
         wrong=len(log.wrong),
         stale=len(log.stale),

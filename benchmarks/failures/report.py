@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.measure import describe_machine, markdown_table
@@ -35,17 +35,19 @@ def section(found: Mapping[str, Any]) -> str:
         disturbances="\n".join(markdown_table(events)),
         failed="\n".join(["What the client read in attempts that failed:", "", *failed] if failed else []),
     )
-    return f"Machine: {describe_machine()}.\n{text}"
+    return f"Machine: {describe_machine()}, {found['version']}.\n{text}"
 
 
-_ROWS = {
+_ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "requests": lambda load: f"{load['requests']:,}",
     "lost": lambda load: str(load["lost"]),
     "wrong": lambda load: str(load["wrong"]),
     "sent more than once": lambda load: str(load["retried"]),
     "attempts that failed during a replacement": lambda load: str(load["failed_in_replacements"]),
+    "seconds": lambda load: f"{load['seconds']:.0f}",
     "p50": lambda load: f"{load['p50_ms']:.1f} ms",
     "p99": lambda load: f"{load['p99_ms']:.1f} ms",
     "greatest latency": lambda load: f"{load['max_ms']:,.0f} ms",
+    "p99 of the sender's own lateness": lambda load: f"{load['late_p99_ms']:.1f} ms",
     "longest time without an answer": lambda load: f"{load['longest_gap']:.2f} s",
 }

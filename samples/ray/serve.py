@@ -1,8 +1,11 @@
 """Serves a file over HTTP with Ray Serve: with several replicas, which combine requests into batches.
 
 python samples/ray/serve.py MODEL.onnx [--replicas N] [--threads N] [--max-batch N] [--max-delay MICROSECONDS]
-    [--port N] [--address A]
+    [--port N] [--address A [--detach]]
 python samples/ray/serve.py MODEL.tuned.json    # the file, runtime, options and service that nnorm-export tune measured
+
+With --detach the program ends when all replicas answer, and the application stays in the cluster. The same command with
+another file then replaces the model, one replica after the other, while the others answer.
 
 A request is an array of images in the format of numpy.save, and the answer is an array of logits in this format:
 
@@ -103,7 +106,10 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="and the port (default %(default)s)")
     parser.add_argument("--name", default="nnorm", help="of the application, and its route (default %(default)s)")
     parser.add_argument("--address", help="of a running cluster, or auto; by default one is started on this machine")
+    parser.add_argument("--detach", action="store_true", help="end, and leave the application in the cluster")
     options = parser.parse_args(arguments)
+    if options.detach and not options.address:
+        parser.error("--detach needs a cluster that stays: start one with `ray start --head`, and give --address auto")
     options.file, options.runtime, options.opened = options.model, None, {}
     if is_tuned(options.model):
         try:
@@ -146,7 +152,10 @@ def main() -> None:
     how = options.runtime, options.opened, options.max_batch, options.max_delay
     application = replicas.bind(str(options.file.resolve()), *how)
     serve.run(application, name=options.name, route_prefix=f"/{options.name}")
-    print(f"serving {options.file} at http://{options.host}:{options.port}/{options.name}; Ctrl+C ends it", flush=True)
+    ends = f"serve.delete({options.name!r}) ends it" if options.detach else "Ctrl+C ends it"
+    print(f"serving {options.file} at http://{options.host}:{options.port}/{options.name}; {ends}", flush=True)
+    if options.detach:
+        return
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
     serve.delete(options.name)  # only this application of the cluster
     ray.shutdown()

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -48,7 +48,7 @@ class Triton:
         urls = [getattr(each.address, protocol) for protocol in ("http", "grpc") for each in self._programs]
         return [_ask(nnorm_export.load(f"{url}/net", timeout=TIMEOUT)) for url in urls]
 
-    def kill_replica(self, random: random.Random) -> str:
+    def kill_replica(self, random: random.Random, wait: Callable[[], None]) -> str:
         """One instance, and after seconds its server is started again.
 
         The server stays ready with a dead instance, which then answers its requests with errors at once, and is not
@@ -56,6 +56,7 @@ class Triton:
         """
         index = random.randrange(len(self.processes))
         victim = random.choice(self._stubs(index))
+        wait()
         victim.kill()
         time.sleep(_DOWN)
         self.processes[index].terminate()
@@ -64,9 +65,10 @@ class Triton:
         self._start_again(index)
         return f"instance {victim.pid} of server {index}"
 
-    def kill_node(self, random: random.Random) -> str:
+    def kill_node(self, random: random.Random, wait: Callable[[], None]) -> str:
         index = random.randrange(len(self.processes))
         process = self.processes[index]
+        wait()
         _kill(process)
         time.sleep(_DOWN)
         self._start_again(index)
@@ -84,6 +86,10 @@ class Triton:
 
     def is_whole(self, log: Log, since: int) -> bool:
         return all(len(self._stubs(index)) == INSTANCES for index in range(SERVERS))
+
+    def version(self) -> str:
+        with urllib.request.urlopen(f"{self._programs[0].address.http}/v2", timeout=TIMEOUT) as answer:
+            return f"Triton {json.load(answer)['version']} of nvidia-pytriton, Python backend"
 
     def raw(self, random: random.Random) -> tuple[int, bytes]:
         address = urlsplit(random.choice(self._programs).address.http)
