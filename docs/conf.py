@@ -72,6 +72,7 @@ PAGES = {
     "results/training.md": "training.md",
     "results/zoo.md": "zoo.md",
     "results/serving.md": "serving_cost.md",
+    "results/failures.md": "server_failures.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "README.md": "index.md",

@@ -133,7 +133,8 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 # make notebooks    runs the notebooks of docs/ and writes their outputs into them
 # make docs-links    whether the links to other sites lead somewhere; needs a network
 # make pictures    draws the pictures of the README and the site from results/benchmarks.md and the formulas
-.PHONY: zoo bench-token bench-training bench-serving coverage-cpp notebooks docs-links pictures
+# make bench-failures    ten minutes of load on Triton and on Ray Serve, which are killed meanwhile; writes results/failures.md
+.PHONY: zoo bench-token bench-training bench-serving bench-failures coverage-cpp notebooks docs-links pictures
 zoo: $(VENV)/installed .venv-zoo/installed
 	$(ZOO) -m benchmarks.zoo --write
 	NNORM_ALL_OF_TIMM=1 $(IN_ZOO) -k family
@@ -149,6 +150,15 @@ bench-serving: $(VENV)/installed .venv-triton/installed .venv-ray/installed
 	PYTHONPATH="$(CURDIR)/tests/support" $(BIN)/python -m benchmarks.serving triton --python .venv-triton/bin/python --write
 	PYTHONPATH="$(CURDIR)/tests/support" unshare --map-root-user --net --pid --fork --kill-child --mount-proc \
 		$(BIN)/python -m benchmarks.serving ray --python .venv-ray/bin/python --write
+
+# In a network and a space of processes of its own: what was killed leaves nothing behind.
+bench-failures: MINUTES ?= 10
+bench-failures: $(VENV)/installed .venv-triton/installed .venv-ray/installed
+	for server in triton ray; do \
+		PYTHONPATH="$(CURDIR)/tests/support" unshare --map-root-user --net --pid --fork --kill-child --mount-proc \
+			$(BIN)/python -m benchmarks.failures $$server --python .venv-$$server/bin/python --minutes $(MINUTES) --write \
+			|| exit 1; \
+	done
 
 # The code without its tests; branches to the handling of exceptions that the compiler adds are not counted. The first
 # figures count each instance of a template, the second ones merge them. TENSORRT_INCLUDE_DIR: see cmake/TensorRT.cmake.

@@ -122,7 +122,7 @@ same-bits-neon: test-cpp build/emulated/test_same_bits
 installed_library = $$($(BIN)/python -c 'import nnorm_export; print(nnorm_export.get_library_path())')
 
 # make test-zoo     seven architectures from conversion to kernel, the norms of all families of timm, decoders that generate text
-# make test-serving    parity through a real Triton Inference Server, in its own environment
+# make test-serving    parity through a real Triton Inference Server, also one that is killed, in its own environment
 # make test-ray    samples/ray on two local nodes, one of which is killed, in its own environment
 # make test-tools    what is written for Kubernetes, MLflow, hubs and others, read by their own tools, in an environment of its own
 .PHONY: test-zoo test-serving test-ray test-tools
@@ -133,7 +133,8 @@ test-zoo: $(VENV)/installed .venv-zoo/installed
 	$(IN_ZOO) -m "not long"
 
 test-serving: $(VENV)/installed $(TRITON:%=.venv-%/installed)
-	NNORM_TRITON_PYTHON="$(if $(TRITON),$(CURDIR)/.venv-triton/bin/python)" $(PYTEST) tests/serving/test_serving.py
+	NNORM_TRITON_PYTHON="$(if $(TRITON),$(CURDIR)/.venv-triton/bin/python)" $(PYTEST) tests/serving/test_serving.py \
+		tests/serving/test_failures_on_triton.py
 
 test-ray: $(VENV)/installed .venv-ray/installed
 	NNORM_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(PYTEST) tests/project/test_ray.py -rP

@@ -1,7 +1,7 @@
 """Loads on servers whose replicas, nodes and connections are killed, and whose model is replaced meanwhile.
 
-python -m benchmarks.failures triton|ray --python PYTHON [--minutes M] [--rounds N] [--qps Q] [--seed N] [--json FILE]
-                              [--write]
+python -m benchmarks.failures triton|ray --python PYTHON [--minutes M] [--rounds N] [--kinds KIND …] [--qps Q]
+                              [--seed N] [--json FILE] [--write]
 
 PYTHON is the interpreter of the server's environment. Server and client share this machine; see `make bench-failures`.
 """
@@ -26,7 +26,7 @@ from namespaces import bring_up_loopback
 
 from benchmarks.failures import models
 from benchmarks.failures.client import Ask, Client, Log, Versions
-from benchmarks.failures.disturbances import Disturber, counts, refuse_bad_request
+from benchmarks.failures.disturbances import KINDS, Disturber, counts, refuse_bad_request
 from benchmarks.failures.figures import Figures, figures
 from benchmarks.failures.on_ray import ray
 from benchmarks.failures.on_triton import triton
@@ -102,8 +102,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             say(f"undisturbed: {calm}")
         log = Log()
         until = perf_counter() + seconds - (0 if options.rounds else _LAST)
-        gap = {"gap": (1.0, 2.0)} if options.rounds else {}
-        disturber = Disturber(service, versions, log, options.seed, options.rounds or 10**6, until, **gap)
+        disturber = Disturber(
+            service,
+            versions,
+            log,
+            options.seed,
+            options.rounds or 10**6,
+            until,
+            gap=(1.0, 2.0) if options.rounds else (3.0, 8.0),
+            kinds=options.kinds,
+        )
         disturber.start()
         try:
             # With a number of rounds the load ends after them, otherwise it has its own end.
@@ -133,13 +141,14 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True, help="the interpreter of the server's environment")
     parser.add_argument("--minutes", type=float, default=10, help="of the load at most (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=0, help="of disturbances, after which the load ends")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of disturbances (default: all)")
     parser.add_argument("--qps", type=float, default=20, help="requests per second (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random (default %(default)s)")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--write", action="store_true", help="replace the server's section of results/failures.md")
     options = parser.parse_args()
-    if options.write and options.rounds:
-        parser.error("--rounds measures nothing worth keeping; leave out --write")
+    if options.write and (options.rounds or len(options.kinds) < len(KINDS)):
+        parser.error("--rounds and --kinds are for short runs, which are not kept; leave out --write")
     bring_up_loopback()
     with tempfile.TemporaryDirectory(prefix="fail", ignore_cleanup_errors=True) as folder:
         found = measure(options, Path(folder))

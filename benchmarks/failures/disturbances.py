@@ -17,7 +17,6 @@ from typing import Protocol
 from benchmarks.failures.client import Log, Versions
 
 KINDS = ("replica", "replacement", "node")
-_GAP = (3.0, 8.0)  # seconds of load without a disturbance before each
 _CUT_EVERY = 2.0  # seconds between broken connections, in the mean
 _HELD = 3.0  # seconds that a client holds a connection that it does not use
 _WAITING = 2  # requests without an answer at the time of a kill
@@ -59,7 +58,7 @@ class Event:
 
 @dataclass
 class Disturber:
-    """Disturbs ``service`` in a thread: in each round one of :data:`KINDS` each, in another order.
+    """Disturbs ``service`` in a thread: in each round one of each of ``kinds``, in another order.
 
     The next begins when the server is whole again, so that a failure can be assigned to one disturbance.
 
@@ -76,7 +75,8 @@ class Disturber:
     seed: int
     rounds: int
     until: float
-    gap: tuple[float, float] = _GAP
+    gap: tuple[float, float]
+    kinds: Sequence[str] = KINDS
     events: list[Event] = field(default_factory=list)
     cuts: Counter[str] = field(default_factory=Counter)
     errors: list[Exception] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Disturber:
     def _disturb(self) -> None:
         chance = random.Random(self.seed)
         for _ in range(self.rounds):
-            for kind in chance.sample(KINDS, len(KINDS)):
+            for kind in chance.sample(self.kinds, len(self.kinds)):
                 if self.is_done.wait(chance.uniform(*self.gap)) or perf_counter() > self.until:
                     return  # the load has an end of its own
                 self._do(kind, chance)

@@ -7,13 +7,13 @@ killed, adds another, and prints the process of the new one's raylet.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
 
-def raylet(node: object) -> int:
-    processes = getattr(node, "all_processes")  # noqa: B009
-    return int(processes["raylet"][0].process.pid)
+def raylet(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
 
 
 def main() -> None:

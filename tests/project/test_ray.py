@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failures import run_failures
 from namespaces import isolated
 from torch.nn import functional as F
 
@@ -122,6 +123,7 @@ def test_a_server_answers_with_parity_and_outlives_a_killed_replica(
 ) -> None:
     found = on_a_cluster("serve", files, tmp_path, short_folder)
     assert (found["replicas"], found["after"], found["code"]) == (2, 2, 0)
+    assert "--detach needs a cluster that stays" in found["detached"]
     refusals = found["refusals"]
     assert refusals.pop("array").startswith(
         "400 the model takes images: float32[batch, 1, 32, 32], and this is float32"
@@ -131,3 +133,10 @@ def test_a_server_answers_with_parity_and_outlives_a_killed_replica(
     (alone,) = load(files[0])(images[: len(served)])
     assert len(served) >= 238
     np.testing.assert_allclose(served, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_load_outlives_a_killed_node_and_a_replaced_model(tmp_path: Path) -> None:
+    """The run of `make bench-failures` for a minute: its replicas are those of the sample, on two nodes."""
+    found = run_failures("ray", PYTHON, tmp_path, "--kinds", "node", "replacement")
+    assert found["events"] == {"replica": 0, "replacement": 1, "node": 1}
+    assert found["replicas"] >= 5, "two, their two successors with the new model, and one of the new node"

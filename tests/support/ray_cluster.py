@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,7 +137,13 @@ def serve(model: Path, images: Path, folder: Path) -> dict[str, Any]:
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
-    return {"refusals": refusals, "replicas": len(set(replicas)), "after": len(answering - {victim}), "code": code}
+    return {
+        "refusals": refusals,
+        "replicas": len(set(replicas)),
+        "after": len(answering - {victim}),
+        "code": code,
+        "detached": _refused_options(str(model), "--detach"),
+    }
 
 
 def program(model: Path, images: Path, folder: Path) -> dict[str, Any]:
@@ -176,6 +183,12 @@ def _refusal(url: str, body: bytes) -> str:
     except urllib.error.HTTPError as error:
         return f"{error.code} {error.read().decode()}"
     return "none"
+
+
+def _refused_options(*options: str) -> str:
+    with redirect_stderr(io.StringIO()) as said, suppress(SystemExit):
+        sample("serve").read_options(options)
+    return said.getvalue()
 
 
 def _body(images: Any) -> bytes:
