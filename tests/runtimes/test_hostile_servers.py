@@ -280,6 +280,28 @@ def test_only_a_refusal_is_an_error_of_the_inputs(
         runner(X)
 
 
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ("StatusCode.INTERNAL", ModelFileError),  # a dead instance of Triton's Python backend
+        ("StatusCode.INVALID_ARGUMENT", InputError),
+        ("StatusCode.NOT_FOUND", InputError),
+        (None, InputError),  # the client itself refuses them
+    ],
+)
+def test_refusals_by_grpc(
+    status: str | None, error: type[NnormExportError], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner: Any = load(url)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise runner._refusal("a stub", status=status)
+
+    monkeypatch.setattr(runner, "_ask", fails)
+    with pytest.raises(error, match="a stub"):
+        runner(X)
+
+
 @pytest.mark.parametrize("status", [0, 500, 404])
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"error": 5}', b'{"error": "full"}'])
 def test_answers_of_errors(status: int, body: bytes, url: str) -> None:
