@@ -20,6 +20,7 @@ from .exporting.export import (
     export_torchscript as export_torchscript,
 )
 from .exporting.report import ExportReport as ExportReport
+from .files.published import download as download
 from .files.required_operators import RequiredOperators as RequiredOperators
 from .freezing import freeze as freeze
 from .library import (
@@ -28,6 +29,7 @@ from .library import (
     register as register,
 )
 from .metrics.gate import Gate as Gate, MetricReport as MetricReport
+from .models.checkpoints import load_checkpoint as load_checkpoint
 from .models.decoders import (
     decoder_arguments as decoder_arguments,
     encoder_decoder_arguments as encoder_decoder_arguments,

@@ -40,6 +40,8 @@ def size_of(path: str | Path, error: type[NnormExportError], remedy: str = "") -
     try:
         found = os.stat(path)
     except FileNotFoundError:
+        if str(path).lower().startswith(("hf:/", "hf:\\")):  # pathlib leaves one slash
+            remedy = "; nnorm_export.download gives the path of a file on the Hub"
         raise error(f"{path}: no such file{remedy}") from None
     except (OSError, ValueError) as reason:  # ValueError: the name contains a null character
         raise error(f"{path}: cannot be read ({getattr(reason, 'strerror', None) or reason}){remedy}") from None

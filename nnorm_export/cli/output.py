@@ -26,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nnorm_export.cli.options import OutputOptions
 from nnorm_export.cli.progress import description, shown_steps
+from nnorm_export.cli.published import download_files
 from nnorm_export.errors import INTERRUPTED, NnormExportError, ParityError
 from nnorm_export.names import escaped, without_user
 from nnorm_export.pytorch_missing import needed_by
@@ -81,6 +82,7 @@ class Command(TyperCommand):
         command = f"nnorm-export {ctx.info_name}{' --model' if ctx.params.get('model') else ''}"
         try:
             with needed_by(command):
+                download_files(ctx.params)
                 return super().invoke(ctx)
         except _UsageError as error:
             if as_json:

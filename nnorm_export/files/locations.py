@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -18,7 +19,8 @@ def locate(model: Path, location: str) -> Path:
     """Returns the file that ``location`` in the file ``model`` names. The file need not exist.
 
     After links are followed, the file is a regular file in the folder of ``model`` or below. If ``model`` itself is a
-    link, as in the cache of Hugging Face, the weights may also be beside the file to which the link leads.
+    link, as in the cache of Hugging Face, the weights may also be beside the file to which the link leads, or in the
+    store of that cache for files that repositories share.
 
     Raises:
         ModelFileError: the location is empty, absolute, has ``..``, or leaves the folder by a link; or it names
@@ -34,7 +36,8 @@ def locate(model: Path, location: str) -> Path:
         exists = _exists(real)
     except (OSError, RuntimeError) as error:  # a cycle of links, or a name that is too long
         raise ModelFileError(f"{model}: its weights lie in {location!r}, which cannot be found ({error})") from None
-    if leaves or not (real.is_relative_to(folder) or (file.is_symlink() and real.parent == real_model.parent)):
+    beside = file.is_symlink() and (real.parent == real_model.parent or _is_shared(real, folder))
+    if leaves or not (real.is_relative_to(folder) or beside):
         raise ModelFileError(
             f"{model}: its weights lie in {location!r}, outside of its folder; save the model again with the weights "
             "beside it"
@@ -44,6 +47,23 @@ def locate(model: Path, location: str) -> Path:
     if exists:
         size_of(real, ModelFileError, f", and {model} has weights there")
     return file
+
+
+def _is_shared(real: Path, folder: Path) -> bool:
+    """Whether ``real`` is in the store of the cache of Hugging Face that ``folder``, a snapshot, is a part of.
+
+    Since version 2 of huggingface_hub, a link in a snapshot leads to a blob of its repository, and that may be a link
+    to ``CACHE/blobs/<two digits>/<hash>``. Nobody else's files have such names below the mark of the store.
+    """
+    if len(real.parents) < 3 or not _HASH.fullmatch(real.name) or real.parent.name != real.name[:2]:
+        return False
+    store = real.parents[1]
+    mark = store / ".huggingface-shared-blobs"
+    is_marked = store.name == "blobs" and mark.is_file() and not mark.is_symlink()
+    return is_marked and folder.is_relative_to(store.parent)
+
+
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def _exists(path: Path) -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nnorm_export.errors import CheckpointError
+from nnorm_export.hub import Address, Fetched, fetch, is_hub
 from nnorm_export.models.ambient import without_exit
+from nnorm_export.models.safetensors import is_index, read_file, read_shards
 from nnorm_export.models.state_dicts import find_state_dict, fit
 from nnorm_export.process import without_warnings
 from nnorm_export.reading import check_entries, damage_of, size_of
@@ -31,10 +32,15 @@ def load_checkpoint(
 ) -> list[str]:
     """Loads the weights in ``path`` into ``model`` and returns notices on how they were made to fit.
 
+    >>> nnorm_export.load_checkpoint(model, "model.safetensors")
+    >>> frozen = nnorm_export.freeze(model)
+
     Args:
         model: the module to load into. An exception leaves it as it was.
-        path: a file from ``torch.save``, or a ``.safetensors`` file: a state dict, plain or under one of the usual
-            keys, or (with ``trust_pickle``) a whole module.
+        path: a file from ``torch.save``: a state dict, plain or under one of the usual keys, or (with
+            ``trust_pickle``) a whole module; a ``.safetensors`` file; or the index of several,
+            ``model.safetensors.index.json``. Or one of these on the Hugging Face Hub,
+            ``hf://owner/name/model.safetensors``.
         key: the entry that holds the weights (``ema``, ``swa.model``), if not the usual one.
         prefix: the prefix of the model's keys in that entry (``ema_model``), "" for none; other keys are ignored. None
             finds the prefix under which all of the model's weights lie.
@@ -44,10 +50,12 @@ def load_checkpoint(
     Raises:
         CheckpointError: the file cannot be read or holds no weights; the weights do not fit (the message lists the
             missing and unexpected keys and the shapes that differ); or several sets of weights fit, and they differ.
+        RuntimeMissingError: ``path`` is on the Hub, and huggingface_hub is not installed.
     """
-    path = Path(path)
+    fetched = fetch(Address.of(str(path), CheckpointError), CheckpointError) if is_hub(path) else None
+    path = Path(path) if fetched is None else fetched.path
     add_current_directory()  # a trusted pickle may name the user's own classes
-    contents = _read(path, trust_pickle=trust_pickle)
+    contents = _read(path, fetched, trust_pickle=trust_pickle)
     state, found_at, others = find_state_dict(contents, path, key)
     notices = []
     if others:
@@ -58,14 +66,25 @@ def load_checkpoint(
     return notices + fit(model, state, path, prefix, factory)
 
 
-def _read(path: Path, *, trust_pickle: bool) -> Any:
-    """Returns the contents of a file from ``torch.save``, or the tensors of a ``.safetensors`` file."""
+def _read(path: Path, fetched: Fetched | None, *, trust_pickle: bool) -> Any:
+    """Returns the contents of a file from ``torch.save``, or the tensors of ``.safetensors`` files.
+
+    Args:
+        fetched: ``path``, if it is in the cache of the Hub.
+    """
     if path.is_dir():
         raise CheckpointError(f"{path}: a folder; give a file in it")
     size_of(path, CheckpointError)
     _refuse_bomb(path)
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return read_file(path)
+    if is_index(path):
+
+        def find(shard: str) -> Path:
+            file = path.with_name(shard)
+            return file if fetched is None else fetched.fetch(file, CheckpointError).path
+
+        return read_shards(path, find)
     try:
         with without_warnings(message=".*TorchScript archive"):  # _reason reports TorchScript archives
             return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
@@ -103,16 +122,3 @@ def _reason(error: Exception, trust_pickle: bool) -> str:
     if isinstance(error, RuntimeError) and "PytorchStreamReader" in text:
         return "the file is damaged or cut short; copy it again, or load an earlier checkpoint"
     return "not a checkpoint; give a file that torch.save wrote, or a .safetensors file"
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        safetensors = importlib.import_module("safetensors.torch")
-    except ImportError:
-        raise CheckpointError(f"{path}: reading it needs the safetensors package: pip install safetensors") from None
-    try:
-        state: dict[str, Tensor] = safetensors.load_file(path)
-    except Exception as error:  # safetensors' own errors have no public base class
-        reason = damage_of(path) or f"not a safetensors file ({error}); write one with safetensors.torch.save_file"
-        raise CheckpointError(f"{path}: {reason}") from error
-    return state

@@ -15,6 +15,7 @@ from nnorm_export.dtypes import Array, to_numpy
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.ignored_inputs import ignored_inputs
 from nnorm_export.files.onnx_file import read
+from nnorm_export.files.published import local
 from nnorm_export.metrics.asked import METRIC, gate_of
 from nnorm_export.metrics.functions import Metric
 from nnorm_export.metrics.gate import Gate
@@ -88,7 +89,7 @@ def verify(
     If kernels run the normalizations of an ONNX file that contains bodies, the file must also pass with the bodies.
 
     Args:
-        path: a file of any format that this package writes.
+        path: a file of any format that this package writes, here or on the Hub, as for :func:`nnorm_export.load`.
         model: the trained model; it is not changed, and runs in eval mode.
         inputs: what ``model`` takes, as a tuple, a dict of keyword inputs, or one tensor; they are not changed.
         runtime: see :func:`nnorm_export.load`.
@@ -122,6 +123,7 @@ def verify(
             output or an input that the file does not have; or there is a key and no certificate.
     """
     require_module("verify", model)
+    path = local(path)
     chosen = Criteria.of(criterion, rtol, atol, statistic)
     gate = gate_of(
         metric,

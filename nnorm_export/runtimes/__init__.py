@@ -13,6 +13,7 @@ from typing import Any
 
 from nnorm_export.errors import ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
+from nnorm_export.files.published import local
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.files.tuned import Tuned, is_tuned, read_tuned
 from nnorm_export.runtimes import kserve, opencv, openvino, processor, reference, single_format, tensorrt, tract
@@ -52,8 +53,9 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
         path: a file of any format of :data:`nnorm_export.files.formats.FORMATS`, an engine of TensorRT (``.plan``,
             ``.engine``), or the URL of a model on a server that speaks the KServe v2 protocol:
             ``grpc://localhost:8001/resnet``; or ``model.tuned.json``, settings of :func:`nnorm_export.tune`, by which
-            the file beside them is opened. TorchScript files and AOTInductor packages contain code, which can do
-            what any program can: load them only from people whom you trust.
+            the file beside them is opened; or a file on the Hugging Face Hub, ``hf://owner/name/model.onnx``, which
+            :func:`nnorm_export.download` downloads. TorchScript files and AOTInductor packages contain code, which can
+            do what any program can: load them only from people whom you trust.
         runtime: the name of a runtime; ``nnorm-export doctor`` lists them. None takes ONNX Runtime on the CPU for ONNX,
             and the runtime of the file's format for other files.
         trust_pickle: open an exported program (``.pt2``) that runs code from the file while it loads, because it holds
@@ -73,6 +75,7 @@ def load(path: str | Path, runtime: str | None = None, *, trust_pickle: bool = F
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ModelFileError(f"the path of a model is {type(path).__name__}; give a str or a pathlib.Path")
+    path = local(path)
     if is_tuned(path):
         tuned = read_tuned(path)
         _refuse_beside_settings(tuned, runtime, options)

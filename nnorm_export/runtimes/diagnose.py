@@ -13,6 +13,7 @@ from typing import Any
 from nnorm_export._version import __version__
 from nnorm_export.errors import ModelFileError, NnormExportError, RuntimeMissingError
 from nnorm_export.files.inspection import describe
+from nnorm_export.files.published import local
 from nnorm_export.files.tuned import is_tuned, read_tuned
 from nnorm_export.library import SAME_BITS, find_training_library
 from nnorm_export.reading import size_of
@@ -83,8 +84,8 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
     """Checks the installation and, with a file, which implementation runs its normalizations in each runtime.
 
     Args:
-        path: a file of any format that a runtime opens, or settings of :func:`nnorm_export.tune`, which are explained;
-            None checks the installation alone.
+        path: a file of any format that a runtime opens, here or on the Hub (``hf://…``), or settings of
+            :func:`nnorm_export.tune`, which are explained; None checks the installation alone.
         runtime: the runtime that must work. None is the default of :func:`nnorm_export.load` for the file.
         trust_pickle: as for :func:`nnorm_export.load`.
 
@@ -92,6 +93,7 @@ def diagnose(path: str | Path | None = None, *, runtime: str | None = None, trus
         ModelFileError: the file is missing or is not a model.
         NnormExportError: the runtime is unknown, or does not open files of this format.
     """
+    path = local(path)
     if path is not None and not is_url(path):
         size_of(path, ModelFileError)
     if path is not None and is_tuned(path):

@@ -36,6 +36,7 @@ NEEDING = [
     "nnorm_export.float16_risks",
     "nnorm_export.freeze",
     "nnorm_export.layers",
+    "nnorm_export.load_checkpoint",
     "nnorm_export.probe",
     "nnorm_export.testing.assert_parity",
     "nnorm_export.verify",

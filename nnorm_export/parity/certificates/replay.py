@@ -13,6 +13,7 @@ from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError, ModelFileError, NnormExportError
 from nnorm_export.files.durable import read_whole
 from nnorm_export.files.onnx_file import companions
+from nnorm_export.files.published import local, local_certificate
 from nnorm_export.parity.as_computed import as_computed, outputs_inside
 from nnorm_export.parity.certificates import signatures
 from nnorm_export.parity.certificates.files import ALLOWED_ERROR, COUNTED, DATA, FLOAT64, certificate_of, read_tensors
@@ -36,8 +37,8 @@ def replay(
     """Runs the file ``path`` on the inputs in ``folder`` and compares with the recorded results of PyTorch.
 
     Args:
-        path: the file that the certificate is of.
-        folder: the certificate, which ``verify(…, certificate=)`` wrote.
+        path: the file that the certificate is of, here or on the Hub, as for :func:`nnorm_export.load`.
+        folder: the certificate, here or on the Hub, which ``verify(…, certificate=)`` wrote.
         runtime, trust_pickle: as for :func:`nnorm_export.load`.
         public_key: a file. With it, the certificate must be signed, and the signature is checked before anything is
             run. ``signature`` of the report says whether there is one and whether it was checked.
@@ -48,7 +49,7 @@ def replay(
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
     key = None if public_key is None else Path(public_key)
-    path, folder = Path(path), Path(folder)
+    path, folder = Path(local(path)), Path(local_certificate(folder))
     # The signature, the hash and the run read the files one after another: all of them must have read the same.
     return read_whole(
         folder,
