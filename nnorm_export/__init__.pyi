@@ -44,6 +44,7 @@ from .parity.layer_by_layer.probe import ProbeReport as ProbeReport, probe as pr
 from .parity.report.write_report import write_report as write_report
 from .parity.verdict.outcome import ParityReport as ParityReport
 from .parity.verify import verify as verify
+from .publishing.write_card import Card as Card, write_card as write_card
 from .quantizing.quantize import quantize as quantize
 from .quantizing.report import QuantizeReport as QuantizeReport
 from .runtimes import Runner as Runner, load as load

@@ -12,6 +12,7 @@ import typer
 
 from nnorm_export._version import __version__
 from nnorm_export.cli.bisect import bisect
+from nnorm_export.cli.card import card
 from nnorm_export.cli.convert import convert
 from nnorm_export.cli.doctor import doctor
 from nnorm_export.cli.engine import engine
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (export, verify, bisect, doctor, inspect, convert, optimize, quantize, tune, engine, serve_repo):
+for command in (export, verify, bisect, doctor, inspect, convert, optimize, quantize, tune, engine, serve_repo, card):
     app.command(cls=Command)(grouped(command))
 
 

@@ -242,6 +242,40 @@ class ServerOptions:
 
 
 @dataclass
+class CardOptions:
+    repository: Annotated[
+        str, panels.hub("--repository OWNER/NAME", "Where the folder will be on the Hub, for the lines that load it.")
+    ]
+    output: Annotated[str, panels.hub("--output -o FOLDER", "The folder to write; an older card's folder is replaced.")]
+    certificate: Annotated[
+        str | None, panels.hub("--certificate DIR", "The certificate of the file, which verify --record wrote.")
+    ] = None
+    tuned: Annotated[
+        str | None, panels.hub("--tuned FILE", "The settings that tune wrote for the file: model.tuned.json.")
+    ] = None
+    introduction: Annotated[
+        str | None, panels.hub("--introduction FILE.md", "Markdown for the beginning of the card.")
+    ] = None
+    license_id: Annotated[
+        str, panels.hub("--license ID", "mit, apache-2.0, …; by default the text license in the file's metadata.")
+    ] = ""
+    pipeline_tag: Annotated[str, panels.hub("--pipeline-tag TASK", "image-classification, …")] = ""
+    base_model: Annotated[
+        list[str] | None, panels.hub("--base-model OWNER/NAME", "A model that this was made of. Repeatable.")
+    ] = None
+    datasets: Annotated[
+        list[str] | None, panels.hub("--dataset OWNER/NAME", "A data set that it was trained on. Repeatable.")
+    ] = None
+    evaluated_on: Annotated[
+        str, panels.hub("--evaluated-on OWNER/NAME", "The data set that the metric in the certificate is of.")
+    ] = ""
+    no_certificate_copy: Annotated[
+        bool, panels.hub("--no-certificate-copy", "Leave out the certificate, which has the inputs of the comparison.")
+    ] = False
+    no_plot: Annotated[bool, panels.hub("--no-plot", "Do not draw λ, which takes nnorm_export[plot].")] = False
+
+
+@dataclass
 class TuneOptions:
     input_specs: Inputs = None
     output: Annotated[str | None, output_option("MODEL.tuned.json beside the model, and MODEL.tuned.onnx")] = None

@@ -47,7 +47,7 @@ def test_help_imports_neither_pytorch_nor_onnx() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage:") == done.stdout.count("Examples:") == 11
+    assert done.stdout.count("Usage:") == done.stdout.count("Examples:") == 12
     assert "<bool>" not in done.stdout + run("--help").stdout
 
 

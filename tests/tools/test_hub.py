@@ -40,7 +40,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     model = Classifier(3).eval()
     nnorm_export.export(model, (X,), folder / "model.onnx", external_data=True)
-    nnorm_export.verify(folder / "model.onnx", model, (X,), certificate=folder / "model.parity")
+    labels = model(X).argmax(1).numpy()
+    certificate = folder / "model.parity"
+    nnorm_export.verify(folder / "model.onnx", model, (X,), certificate=certificate, metric="top1", reference=labels)
     return folder
 
 
@@ -240,3 +242,47 @@ def test_weights(hub: FakeHub) -> None:
         assert_same_weights(model, trained)
     with pytest.raises(CheckpointError, match="the repository has no such file"):
         nnorm_export.load_checkpoint(model, "hf://owner/net/two.safetensors")
+
+
+def test_a_card_is_uploaded_and_read(plain: Path, hub: FakeHub, tmp_path: Path) -> None:
+    """From the command to the Hub and back, by huggingface_hub."""
+    library = importlib.import_module("huggingface_hub")
+    card = tmp_path / "card"
+    introduction = tmp_path / "introduction.md"
+    introduction.write_text("A network of the tests, λ.")
+    run(
+        *("card", str(plain / "model.onnx"), "--repository", "owner/net", "-o", str(card), "--license", "MIT"),
+        *("--certificate", str(plain / "model.parity"), "--introduction", str(introduction)),
+        *("--pipeline-tag", "tabular-classification", "--evaluated-on", "owner/data", "--dataset", "owner/train"),
+    )
+    read = library.ModelCard.load(card / "README.md")
+    assert (read.data.license, read.data.library_name) == ("mit", "nnorm_export")
+    assert read.data.datasets == ["owner/train"]
+    (result,) = read.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == ("accuracy", 1.0, "owner/data")
+    assert "A network of the tests, λ." in read.text
+    hub.add("owner/net", {})
+    api = library.HfApi(endpoint=hub.url, token="hf_none")
+    api.upload_folder(repo_id="owner/net", folder_path=card)
+    assert hub.repositories["owner/net"][-1] == contents(card)
+    assert hub.cards == [(card / "README.md").read_text()]  # whose metadata the Hub was asked to check
+    (line,) = re.findall("^nnorm-export (verify .*)$", read.text, re.MULTILINE)
+    assert "equal" in run(*line.split()).stdout
+    (line,) = re.findall(r"^runner = nnorm_export\.load\((.*)\)$", read.text, re.MULTILINE)
+    assert nnorm_export.load(json.loads(line))(X.numpy())
+
+
+def test_settings(plain: Path, hub: FakeHub) -> None:
+    """model.tuned.json names the file that is opened, whose data are fetched too."""
+    (data,) = plain.glob("*.data")
+    digest = importlib.import_module("nnorm_export.files.sha256").file_sha256(plain / "model.onnx")
+    settings = {
+        "format": 1, "file": "model.onnx", "sha256": digest, "runtime": "onnxruntime", "batch": 1, "cores": 0,
+        "options": {"intra_op_num_threads": 1}, "objective": "latency", "source": "model.onnx", "source_sha256": digest,
+        "processor": "another", "service": None, "measured": {"winner": {}},
+    }  # fmt: skip
+    files = {f"a/{name}": content for name, content in contents(plain).items()}
+    hub.add("owner/net", {**files, "a/model.tuned.json": json.dumps(settings).encode()})
+    with pytest.warns(UserWarning, match="was measured on another"):
+        assert nnorm_export.load("hf://owner/net/a/model.tuned.json")(X.numpy())
+    assert nnorm_export.download("hf://owner/net/a/model.tuned.json").with_name(data.name).is_file()

@@ -25,6 +25,15 @@ from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version
 
 _FOLDERS = (files.DATA, files.FLOAT64, files.ALLOWED_ERROR, files.COUNTED)
+# The files and folders that a certificate may have.
+PARTS = frozenset(
+    {
+        files.CERTIFICATE,
+        signatures.SIGNATURE,
+        metrics.FOLDER,
+        *(name.format(index) for name in _FOLDERS for index in range(files.SETS)),
+    }
+)
 
 
 def check_folder(folder: Path) -> None:
@@ -152,8 +161,7 @@ def _is_replaceable(folder: Path) -> bool:
         files.read_json(folder)
     except InputError:
         return False
-    folders = {name.format(index) for name in _FOLDERS for index in range(files.SETS)}
-    return names <= {files.CERTIFICATE, signatures.SIGNATURE, metrics.FOLDER, *folders}
+    return names <= PARTS
 
 
 def _write_tensors(folder: Path, kind: str, names: Sequence[str], arrays: Sequence[Array | None]) -> None:
