@@ -31,7 +31,6 @@ class FakeHub:
     branches: dict[str, dict[str, int]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     cards: list[str] = field(default_factory=list)
-    uploads: dict[str, bytes] = field(default_factory=dict)
     url: str = ""
 
     def add(self, repository: str, files: dict[str, bytes]) -> str:
@@ -85,9 +84,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self._post)
 
-    def do_PUT(self) -> None:
-        self._answer(self._put)
-
     def _answer(self, method: Any) -> None:
         self.of.requests.append(f"{self.command} {self.path}")
         length = int(self.headers.get("Content-Length") or 0)
@@ -138,43 +134,22 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/api/validate-yaml":
             self.of.cards.append(json.loads(self.body)["content"])
             return self._json({"errors": [], "warnings": []})
-        if path == "/api/repos/create":
-            asked = json.loads(self.body)
-            name = f"{asked.get('organization') or 'owner'}/{asked['name']}"
-            self.of.repositories.setdefault(name, [{}])
-            return self._json({"url": f"{self.of.url}/{name}"})
         repository = "/".join(path.split("/")[3:5])
         if "/preupload/" in path:
-            # Binary files go to the storage for large files, as the Hub has it for *.onnx.
+            # The Hub would have large files uploaded by Xet, whose protocol is not here.
             asked = json.loads(self.body)["files"]
-            modes = [
-                {"path": each["path"], "uploadMode": "lfs" if each["path"].endswith((".onnx", ".data")) else "regular"}
-                for each in asked
-            ]
-            return self._json({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
-        if path.endswith("/info/lfs/objects/batch"):
-            asked = json.loads(self.body)["objects"]
-            found = [
-                {**each, "actions": {"upload": {"href": f"{self.of.url}/storage/{each['oid']}"}}} for each in asked
-            ]
-            return self._json({"transfer": "basic", "objects": found})
+            return self._json(
+                {"files": [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in asked]}
+            )
         if "/commit/" in path:
-            lines = [json.loads(line) for line in self.body.splitlines() if line]
-            files = {}
-            for line in lines:
-                value = line["value"]
-                if line["key"] == "file":
-                    files[value["path"]] = base64.b64decode(value["content"])
-                elif line["key"] == "lfsFile":
-                    files[value["path"]] = self.of.uploads[value["oid"]]
+            values = [json.loads(line) for line in self.body.splitlines() if line]
+            files = {
+                each["value"]["path"]: base64.b64decode(each["value"]["content"])
+                for each in values
+                if each["key"] == "file"
+            }
             commit = self.of.add(repository, files)
             return self._json(
                 {"success": True, "commitOid": commit, "commitUrl": f"{self.of.url}/{repository}/commit/{commit}"}
             )
         return self._error(404, "Unknown")
-
-    def _put(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        digest = hashlib.sha256(self.body).hexdigest()
-        assert path == f"/storage/{digest}"
-        self.of.uploads[digest] = self.body
-        return 200, {}, b""
