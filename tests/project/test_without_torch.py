@@ -67,7 +67,7 @@ COMMANDS = [
     "optimize net.onnx -i 2,3,8,8 -o {new}/optimized.onnx",
     "quantize net.onnx --calibrate 16,3,8,8 --min-sqnr 0 -o {new}/quantized.onnx",
     "serve-repo net.onnx -o {new}/repository",
-    "card net.onnx --repository owner/net -o {new}/card",
+    "card net.onnx --repository owner/net -o {new}/card --no-plot",
 ]
 CALLS = [
     "import numpy; nnorm_export.load('net.onnx')(numpy.zeros((2, 3, 8, 8), numpy.float32))",
