@@ -35,6 +35,7 @@ from .models.decoders import (
     encoder_decoder_arguments as encoder_decoder_arguments,
 )
 from .optimizing.optimize import OptimizeReport as OptimizeReport, optimize as optimize
+from .parity.certificates.bom import write_bom as write_bom
 from .parity.certificates.compare_bits import BitsReport as BitsReport, compare_bits as compare_bits
 from .parity.certificates.replay import replay as replay
 from .parity.layer_by_layer.bisect import bisect as bisect

@@ -166,6 +166,18 @@ def _split(spec: str, option: str) -> tuple[str | None, Path | None, str]:
     return name, Path(rest) if is_file else None, rest
 
 
+def file_of(spec: str, option: str = OPTION) -> Path | None:
+    """The file that ``spec`` names, without a key; None for random values."""
+    file = _split(spec, option)[1]
+    return None if file is None else without_key(file)[0]
+
+
+def without_key(path: Path) -> tuple[Path, str]:
+    """``data.npz:key`` -> ``data.npz`` and ``key``; the key is empty if there is none."""
+    head, colon, key = str(path).rpartition(":")
+    return (Path(head), key) if colon and head.lower().endswith(".npz") and not is_regular(path) else (path, "")
+
+
 def _unparsable(spec: str, option: str, why: str = "") -> NnormExportError:
     return NnormExportError(f"cannot make an input of {spec!r}{why}; write {EXAMPLES.replace(OPTION, option)}")
 
@@ -200,11 +212,8 @@ def _add_file(
     *,
     takes_dicts: bool,
 ) -> None:
-    head, colon, key = str(path).rpartition(":")
-    if colon and head.lower().endswith(".npz"):  # data.npz:key
-        path = Path(head)
-    else:
-        key = name or ""  # by default the name of the input
+    path, key = without_key(path)
+    key = key or name or ""  # by default the name of the input
     arrays = _read(path)
     if key == _ALL_ARRAYS:
         if not isinstance(arrays, dict):
@@ -270,14 +279,12 @@ def read_arrays(spec: str) -> Array | dict[str, Array]:
     Raises:
         NnormExportError: the file cannot be read, or does not have the array.
     """
-    head, colon, key = spec.rpartition(":")
-    has_key = bool(colon) and head.lower().endswith(".npz") and not is_regular(spec)
-    path = Path(head if has_key else spec)
+    path, key = without_key(Path(spec))
     arrays = _read(path)
     if not isinstance(arrays, dict):
         array: Array = arrays
         return array
-    if not has_key:
+    if not key:
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
     if key not in arrays:
         raise NnormExportError(f"{path} has no array {key}; it has {', '.join(arrays)}. Name one of them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nnorm_export.cli.arrays import read_arrays
+from nnorm_export.cli.arrays import read_arrays, without_key
 from nnorm_export.cli.metric_options import MetricOptions
 from nnorm_export.errors import InputError, NnormExportError, reported_as
 from nnorm_export.reading import is_regular
@@ -48,6 +48,11 @@ def metric_arguments(options: MetricOptions, specs: list[str] | None, inputs_opt
 def is_loader(data: str) -> bool:
     """Whether ``--data`` names an object of a module, and not a file."""
     return not (is_regular(data) or Path(data).suffix.lower() in _ENDINGS or ".npz:" in data.lower())
+
+
+def file_of_labels(data: str | None) -> Path | None:
+    """The file that ``--data`` names, without a key; None for a function."""
+    return None if data is None or is_loader(data) else without_key(Path(data))[0]
 
 
 def read_reference(data: str) -> Any:

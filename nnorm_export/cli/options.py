@@ -324,7 +324,19 @@ class VerifyOptions:
     ] = None
     replay: Annotated[
         str | None,
-        panels.certificate("--replay DIR", "Compare with a certificate; needs neither PyTorch nor the model's code."),
+        panels.certificate(
+            "--replay DIR|FILE",
+            "Compare with a certificate; needs neither PyTorch nor the model's code. Its folder, the in-toto statement "
+            "certificate.json in it, or a BOM of it.",
+        ),
+    ] = None
+    bom: Annotated[
+        str | None,
+        panels.certificate(
+            "--bom FILE.cdx.json",
+            "With --record or --replay, if it passes: write a CycloneDX ML-BOM that refers to the certificate, with "
+            "the hashes of the file, the checkpoint and the data, and the versions.",
+        ),
     ] = None
     sign_with: Annotated[
         str | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from nnorm_export.cli.arrays import EXAMPLES, SEED, Inputs, paths_of
+from nnorm_export.cli.arrays import EXAMPLES, SEED, Inputs, file_of, paths_of
 from nnorm_export.cli.inputs import forward_parameters, read_inputs
+from nnorm_export.cli.metrics import file_of_labels
 from nnorm_export.cli.options import DECODER, PROGRAM, ModelOptions, ModelSourceOptions, refuse
 from nnorm_export.cli.output import Essential
 from nnorm_export.errors import CheckpointError, ModelFileError, NnormExportError
@@ -24,6 +25,7 @@ from nnorm_export.models.decoders import decoder_arguments
 from nnorm_export.models.factory import build_model, parse_arguments
 from nnorm_export.models.program_text import CodeFoundError
 from nnorm_export.names import terms_of
+from nnorm_export.parity.certificates.sources import CHECKPOINT, DATA, Source as SourceFile, sources_of as files_of
 from nnorm_export.reading import damage_of, is_regular
 from nnorm_export.runtimes import load
 from nnorm_export.runtimes.kserve import is_url
@@ -90,6 +92,18 @@ def load_source(options: ModelSourceOptions) -> Source:
         factory=model,
     )
     return Source(module, notices=notices)
+
+
+def sources_of(options: ModelOptions, data: str | None) -> Sequence[SourceFile]:
+    """The files that the options name, with their digests: the checkpoint or program, the inputs and the labels.
+
+    Args:
+        data: the value of ``--data``, a file or a function; or None.
+    """
+    checkpoint = options.model if options.model.endswith(".pt2") else options.checkpoint
+    files = [*(file_of(spec) for spec in options.input_specs or ()), file_of_labels(data)]
+    named = list(dict.fromkeys(filter(None, files)))
+    return files_of({CHECKPOINT: [checkpoint] if checkpoint else [], DATA: named})
 
 
 def inputs_for(

@@ -11,14 +11,13 @@ from nnorm_export.cli.metric_options import GateOptions
 from nnorm_export.cli.options import OptionalModelOptions, VerifyOptions
 from nnorm_export.cli.output import (
     COMMAND_LINE,
-    Essential,
     Output,
-    print_bits,
     print_facts,
     print_parity,
     print_table,
     shown,
 )
+from nnorm_export.cli.replay import replay, write_bom_if_asked
 from nnorm_export.errors import NnormExportError
 from nnorm_export.names import layer_name
 
@@ -77,28 +76,32 @@ def verify(
       nnorm-export verify net.onnx --replay net.parity --public-key pub.pem
 
       nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz \\
+        --record net.parity --bom net.cdx.json
+
+      nnorm-export verify net.onnx --replay net.cdx.json
+
+      nnorm-export verify net.onnx -m nets:build -c best.pth -i data.npz \\
         --probes --report parity.html
 
       nnorm-export verify --url grpc://localhost:8001/net -m nets:build \\
         -c best.pth
     """
     path = _path(file, options)
-    _check_combinations(options)
+    _check_combinations(options, model)
     if options.replay is not None:
-        _replay(path, options.replay, model, options, metric, output)
+        replay(path, options.replay, model, options, metric, output)
         return
-    if not model.model:
-        raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
     from nnorm_export.cli.metrics import metric_arguments
-    from nnorm_export.cli.source import inputs_for, load_source
+    from nnorm_export.cli.source import inputs_for, load_source, sources_of
     from nnorm_export.parity.layer_by_layer.float16_risks import float16_risks
     from nnorm_export.parity.layer_by_layer.probe import probe
     from nnorm_export.parity.report.write_report import write_report
     from nnorm_export.parity.verify import verify as compare
 
-    _check_outputs(options)
+    _check_outputs(path, options)
     with output.working("Loading the model"):
         judged = metric_arguments(metric, model.input_specs)
+        sources = sources_of(model, metric.data) if options.record else None  # as they are before they are loaded
         source = load_source(model)
         inputs, notices = inputs_for(source, model, path, options.runtime, timeout=options.timeout)
     notices = [*source.notices, *notices]
@@ -112,12 +115,14 @@ def verify(
             inputs,
             certificate=options.record,
             private_key=options.sign_with,
+            sources=sources,
             trust_pickle=model.trust_pickle,
             timeout=options.timeout,
             **criteria,
             **shared,
             **judged,
         )
+        write_bom_if_asked(path, options.record, options, passed=bool(report))
         if options.probes:
             probed = probe(path, runtime=options.runtime)
         if options.float16:
@@ -127,10 +132,14 @@ def verify(
                 options.page, path, source.module, inputs, report, probes=probed, about=_about(model, ctx), **shared
             )
     output.notices(report.known_faults)
+    asked = {
+        "float16_risks": None if risks is None else [risk.to_json() for risk in risks],
+        "probes": None if probed is None else probed.to_json(),
+        "report": options.page,
+        "bom": options.bom if report else None,
+    }
     as_json: dict[str, Any] = {"path": path, **report.to_json(), "notices": [*notices, *report.known_faults]}
-    as_json |= {} if risks is None else {"float16_risks": [risk.to_json() for risk in risks]}
-    as_json |= {} if probed is None else {"probes": probed.to_json()}
-    as_json |= {} if options.page is None else {"report": options.page}
+    as_json |= {name: value for name, value in asked.items() if value is not None}
 
     def print_text() -> None:
         print_parity(report, verbose=output.verbose)
@@ -140,7 +149,7 @@ def verify(
             _print_probes(probed)
         if risks is not None:
             _print_risks(risks, source.module)
-        for name in filter(None, (options.record if report else None, options.page)):
+        for name in filter(None, (*((options.record, options.bom) if report else ()), options.page)):
             typer.echo(f"wrote {shown(name)}")
 
     output.show(as_json, print_text)
@@ -183,17 +192,22 @@ def _about(model: OptionalModelOptions, ctx: typer.Context) -> dict[str, str]:
     return {name: text for name, text in given.items() if text}
 
 
-def _check_combinations(options: VerifyOptions) -> None:
+def _check_combinations(options: VerifyOptions, model: OptionalModelOptions) -> None:
     if options.exact and options.replay is None:
         raise NnormExportError("--exact goes with --replay; bisect --exact compares two runtimes")
     if options.public_key is not None and options.replay is None:
         raise NnormExportError("--public-key checks the signature of a certificate; it goes with --replay DIR")
     if options.sign_with is not None and options.record is None and options.replay is None:
         raise NnormExportError("--sign-with signs a certificate; it goes with --record DIR")
+    if options.bom is not None and options.record is None and options.replay is None:
+        raise NnormExportError("--bom refers to a certificate; it goes with --record DIR or --replay DIR")
+    if options.replay is None and not model.model:
+        raise NnormExportError("give the model to compare with, --model MODULE:FACTORY, or a certificate, --replay DIR")
 
 
-def _check_outputs(options: VerifyOptions) -> None:
+def _check_outputs(path: str, options: VerifyOptions) -> None:
     """Raises the errors of paths to write before the comparison, which may take minutes."""
+    from nnorm_export.parity.certificates.bom import check_output
     from nnorm_export.parity.certificates.signatures import check_private_key
     from nnorm_export.parity.certificates.write import check_folder
     from nnorm_export.parity.report.pages import check_page
@@ -202,6 +216,8 @@ def _check_outputs(options: VerifyOptions) -> None:
         check_page(options.page)
     if options.record is not None:
         check_folder(Path(options.record))
+        if options.bom is not None:
+            check_output(Path(path), Path(options.record), Path(options.bom))
     if options.sign_with is not None:
         check_private_key(Path(options.sign_with))
 
@@ -222,10 +238,6 @@ def _criteria(options: VerifyOptions, model: OptionalModelOptions) -> tuple[dict
         "passthrough": model.passthrough or (),
     }
     return criteria, shared
-
-
-def _tolerances(options: VerifyOptions) -> tuple[object, ...]:
-    return options.criterion, options.rtol, options.atol, options.statistic, options.where
 
 
 def _path(file: str | None, options: VerifyOptions) -> str:
@@ -263,53 +275,3 @@ def _print_risks(risks: list[HalfRisk], module: nn.Module) -> None:
         print_facts((layer_name(risk.path), "; ".join((*risk.unsafe, *risk.sums))) for risk in risks)
         if not any(risk.unsafe for risk in risks):
             typer.echo("Files of nnorm_export in float16 compute this in float32: the layers are safe there.")
-
-
-def _replay(
-    path: str,
-    folder: str,
-    model: OptionalModelOptions,
-    options: VerifyOptions,
-    metric: GateOptions,
-    output: Output,
-) -> None:
-    from nnorm_export.cli.metrics import given_of
-
-    given = (model.model, model.input_specs, model.decoder, options.float16, options.probes, given_of(metric))
-    fixed = (*given, options.record, options.sign_with, options.page)
-    if any(fixed) or any(given is not None for given in _tolerances(options)):
-        raise NnormExportError(
-            "--replay takes model, inputs and tolerances from the certificate and makes no report; leave them out"
-        )
-    from nnorm_export.parity.certificates.compare_bits import compare_bits
-    from nnorm_export.parity.certificates.replay import replay
-
-    with output.working(f"Replaying {folder}"):
-        report = replay(
-            path, folder, runtime=options.runtime, trust_pickle=model.trust_pickle, public_key=options.public_key
-        )
-        bits = None
-        if options.exact:
-            bits = compare_bits(path, against=folder, runtime=options.runtime, trust_pickle=model.trust_pickle)
-    as_json = {"path": path, "certificate": folder, **report.to_json()}
-
-    if report.signature == "not checked":
-        unchecked = f"{folder} is signed, and the signature was not checked: --public-key PUB.pem checks it"
-        output.notices([Essential(unchecked)])
-
-    def print_text() -> None:
-        print_parity(report, verbose=output.verbose)
-        if bits is not None:
-            typer.echo()
-            print_bits(bits)
-
-    output.show(as_json if bits is None else as_json | {"bits": bits.to_json()}, print_text)
-    if report.outputs_pass and not report:
-        output.fail(f"{path} fails by the metric of {folder}, {report.reason}")
-    if not report:
-        output.fail(
-            f"{path} does not compute what {folder} certifies: {report.reason}. To find the layer that differs, "
-            "run nnorm-export bisect with the model"
-        )
-    if bits is not None and not bits:
-        output.fail(f"{path}: {bits.verdict}")

@@ -24,6 +24,7 @@ from nnorm_export.models.arguments import tensors_in
 from nnorm_export.models.modules import require_module
 from nnorm_export.parity.as_computed import as_computed
 from nnorm_export.parity.certificates.metrics import require_replayable
+from nnorm_export.parity.certificates.sources import Sources
 from nnorm_export.parity.certificates.write import NewCertificate
 from nnorm_export.parity.judging import Judge
 from nnorm_export.parity.reference.beyond_float16 import is_infinite
@@ -67,6 +68,7 @@ def verify(
     where: PerOutput[Mask] = None,
     certificate: str | Path | None = None,
     private_key: str | Path | None = None,
+    sources: Sources | None = None,
     passthrough: Passthrough = (),
     trust_pickle: bool = False,
     timeout: float | None = None,
@@ -108,6 +110,8 @@ def verify(
             not follow, and a name and a function do.
         certificate: a folder for the certificate of a file that passes, for :func:`nnorm_export.replay`.
         private_key: a file with the key that signs the file and its certificate (the extra ``sign``).
+        sources: the files that the model and the inputs come from, whose SHA-256 the certificate has:
+            ``{"checkpoint": "best.pth", "data": ["data.npz", "labels.npz"]}``.
         passthrough: as for :func:`nnorm_export.freeze`; half-precision files are compared with the frozen model.
         trust_pickle: as for :func:`nnorm_export.load`.
         timeout: the seconds that a call of a server may take, if ``path`` is a URL.
@@ -120,7 +124,7 @@ def verify(
         InputError: ``model`` is not a torch.nn.Module, the inputs do not fit the model or the file, the labels do not
             fit the outputs, or the metric cannot be computed.
         NnormExportError: the file's outputs differ from the model's in number or shape; a tolerance or a mask names an
-            output or an input that the file does not have; or there is a key and no certificate.
+            output or an input that the file does not have; or there are a key or sources and no certificate.
     """
     require_module("verify", model)
     path = local(path)
@@ -137,9 +141,11 @@ def verify(
     by_metric_alone = criterion == METRIC
     if private_key is not None and certificate is None:
         raise NnormExportError("private_key signs a certificate; name its folder, certificate=…")
+    if sources and certificate is None:
+        raise NnormExportError("sources are named in a certificate; name its folder, certificate=…")
     if gate is not None and by_metric_alone and certificate is not None:
         require_replayable(gate)
-    new_certificate = None if certificate is None else NewCertificate.of(path, certificate, private_key)
+    new_certificate = None if certificate is None else NewCertificate.of(path, certificate, private_key, sources)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     step("open")
     runner = load(path, runtime, trust_pickle=trust_pickle, **options)

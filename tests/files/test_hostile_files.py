@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import zipfile
@@ -15,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from certificate_edits import edited, list_again
 from torch import nn
 
 from nnorm_export import (
@@ -247,6 +247,7 @@ def test_a_tensor_of_a_certificate_in_another_file(folder: Path) -> None:
     onnx.external_data_helper.set_external_data(tensor, "/etc/passwd", 0, 16)
     tensor.ClearField("raw_data")
     file.write_bytes(tensor.SerializeToString())
+    list_again(folder / "net.parity")
     with pytest.raises(InputError, match="its numbers lie in another file"):
         replay(folder / "net.onnx", folder / "net.parity")
 
@@ -262,8 +263,8 @@ def test_a_tensor_of_a_certificate_in_another_file(folder: Path) -> None:
     ],
 )
 def test_a_damaged_certificate(change: dict[str, Any], folder: Path) -> None:
-    file = folder / "net.parity" / "certificate.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with edited(folder / "net.parity") as certificate:
+        certificate.update(change)
     with pytest.raises(InputError, match="the certificate is damaged"):
         replay(folder / "net.onnx", folder / "net.parity")
 

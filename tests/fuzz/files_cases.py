@@ -19,6 +19,7 @@ from typing import Any
 
 import files_seeds
 import onnx
+from certificate_edits import list_again
 from files_mutations import (
     mutate_bytes,
     mutate_json,
@@ -188,6 +189,8 @@ def _certificate(rng: random.Random, seeds: Path, folder: Path) -> dict[str, Any
         with contextlib.suppress(ValueError, UnicodeError):
             mutate_message(tensor, rng)
         path.write_bytes(tensor.SerializeToString() if rng.random() < 0.7 else mutate_bytes(path.read_bytes(), rng))
+        if rng.random() < 0.7:  # a tensor that does not fit its digest is not read further
+            list_again(copy)
     else:
         path.unlink()
         if kind == "folder":

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from certificate_edits import edited, list_again
 from command_line import fails, run
 from onnx import numpy_helper
 from small_classifier import Classifier
@@ -347,8 +348,10 @@ def test_a_certificate_keeps_what_the_metric_is_computed_from(dtype: str | None,
     labels = tmp_path / "parity" / "metric" / "label_0.pb"
     others = (int8.labels.numpy() + 1) % 4
     labels.write_bytes(numpy_helper.from_array(others, "label").SerializeToString())
+    list_again(tmp_path / "parity")
     assert replay(path, tmp_path / "parity").metric != report.metric
     labels.write_bytes(b"")
+    list_again(tmp_path / "parity")
     with pytest.raises(InputError, match=r"the certificate is damaged \(metric: "):
         replay(path, tmp_path / "parity")
     assert verify(path, int8.model, int8.inputs, certificate=tmp_path / "parity"), "it replaces the certificate"
@@ -361,10 +364,8 @@ def test_a_certificate_of_int8_is_replayed_by_the_metric(int8: Planted, tmp_path
     assert again
     assert again.by_metric_alone
     assert (again.metric, again.criterion) == (report.metric, report.criterion)
-    certificate = tmp_path / "parity" / "certificate.json"
-    stored = json.loads(certificate.read_text())
-    stored["metric"]["at_least"] = 1.5
-    certificate.write_text(json.dumps(stored))
+    with edited(tmp_path / "parity") as stored:
+        stored["metric"]["at_least"] = 1.5
     assert "at least 1.5 is asked for" in replay(int8.honest, tmp_path / "parity").reason
     assert "fails by the metric of" in fails_of_replay(int8.honest, tmp_path / "parity")
     with pytest.raises(InputError, match="needs a built-in metric with an array of labels, and accuracy cannot be"):

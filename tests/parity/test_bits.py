@@ -13,6 +13,7 @@ import onnx
 import pytest
 import torch
 from backends import HAS_KERNELS, needs_kernels
+from certificate_edits import edited
 from command_line import run
 from golden_data import GOLDEN
 from golden_networks import FAKES, trained_network
@@ -47,9 +48,8 @@ def with_other_certificate(folder: Path, tmp_path: Path, node: int, *, field: st
     """A copy of the certificate in which a digest of normalization ``node`` is another, as of another machine."""
     copy = tmp_path / "other.parity"
     shutil.copytree(folder / "net.parity", copy)
-    certificate = json.loads((copy / "certificate.json").read_text())
-    certificate["bits"]["nodes"][node][field] = "0" * 64
-    (copy / "certificate.json").write_text(json.dumps(certificate))
+    with edited(copy) as certificate:
+        certificate["bits"]["nodes"][node][field] = "0" * 64
     return copy
 
 
@@ -211,7 +211,6 @@ OTHER = {"node": "other", "op_type": "LayerNormalNorm", "inputs": "0", "output":
 def test_certificates_with_damaged_bits(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "old.parity"
     shutil.copytree(folder / "net.parity", copy)
-    certificate = json.loads((copy / "certificate.json").read_text())
     for bits, message in (
         ({"nodes": [{}]}, "damaged"),
         ({"nodes": [], "outputs": {"output": 1}}, "damaged"),
@@ -219,10 +218,10 @@ def test_certificates_with_damaged_bits(folder: Path, tmp_path: Path) -> None:
         ({"nodes": [OTHER], "outputs": {}}, "names other normalizations"),
         (None, "damaged"),
     ):
-        certificate["bits"] = bits
-        if bits is None:
-            del certificate["bits"]
-        (copy / "certificate.json").write_text(json.dumps(certificate))
+        with edited(copy) as certificate:
+            certificate["bits"] = bits
+            if bits is None:
+                del certificate["bits"]
         with pytest.raises(InputError, match=message):
             compare_bits(folder / "net.onnx", against=copy)
     assert nnorm_export.replay(folder / "net.onnx", copy)

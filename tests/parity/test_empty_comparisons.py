@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from certificate_edits import edited, predicate_of
 from onnx import numpy_helper
 from torch import Tensor, nn
 
@@ -140,7 +140,7 @@ def test_a_constant_file_is_found_by_changed_inputs(rows: int, path: Path, model
     assert verify(path, model, x)
     assert not verify(tmp_path / "constant.onnx", model, x, certificate=tmp_path / "none")
     assert verify(path, model, x, certificate=tmp_path / "c")
-    assert json.loads((tmp_path / "c" / "certificate.json").read_text())["data_sets"] == 2
+    assert predicate_of(tmp_path / "c")["data_sets"] == 2
     assert replay(path, tmp_path / "c")
 
 
@@ -156,8 +156,8 @@ def test_replay_of_constants_fails(path: Path, model: nn.Module, tmp_path: Path)
     }
     for name, values in results.items():
         (folder / name).write_bytes(numpy_helper.from_array(values.detach().numpy()).SerializeToString())
-    certificate = json.loads((folder / "certificate.json").read_text()) | {"data_sets": 1}
-    (folder / "certificate.json").write_text(json.dumps(certificate))
+    with edited(folder) as certificate:
+        certificate["data_sets"] = 1
     report = replay(path, folder)
     assert (bool(report), report.outputs[0].compared) == (False, False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from certificate_edits import edited, list_again
 from onnx import numpy_helper
 from torch import nn
 
@@ -31,10 +31,8 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def with_tolerance(value: Any) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
-        file = folder / "certificate.json"
-        certificate = json.loads(file.read_text())
-        certificate["criteria"][0] |= {"kind": "allclose", "rtol": value, "atol": 0.0}
-        file.write_text(json.dumps(certificate))
+        with edited(folder) as certificate:
+            certificate["criteria"][0] |= {"kind": "allclose", "rtol": value, "atol": 0.0}
 
     return edit
 
@@ -44,6 +42,7 @@ def with_allowed(change: Callable[[Any], Any]) -> Callable[[Path], None]:
         file = folder / "allowed_error_0" / "output_0.pb"
         array = change(numpy_helper.to_array(onnx.TensorProto.FromString(file.read_bytes())).copy())
         file.write_bytes(numpy_helper.from_array(array, "output").SerializeToString())
+        list_again(folder)
 
     return edit
 

@@ -69,7 +69,9 @@ def flip(file: Path) -> None:
 def relax(release: Path) -> None:
     file = release / "c" / "certificate.json"
     certificate = json.loads(file.read_text())
-    certificate["criteria"] = [{"kind": "allclose", "rtol": 9.0, "atol": 9.0, "statistic": "max", "is_named": False}]
+    certificate["predicate"]["criteria"] = [
+        {"kind": "allclose", "rtol": 9.0, "atol": 9.0, "statistic": "max", "is_named": False}
+    ]
     # Its digest has both quotation marks: the package's message quotes what it found.
     texts = (json.dumps(certificate) + " " * spaces for spaces in itertools.count())
     file.write_text(next(text for text in texts if set(b"\"'") <= set(hashlib.sha256(text.encode()).digest())))

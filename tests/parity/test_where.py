@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from certificate_edits import list_again
 from command_line import fails, run
 from torch import Tensor, nn
 
@@ -139,16 +140,16 @@ def test_what_is_refused(where: Any, message: str, path: Path, nets: Any, inputs
 def test_in_certificates(path: Path, nets: Any, inputs: dict[str, Tensor], tmp_path: Path) -> None:
     folder = tmp_path / "net.parity"
     assert verify(path, nets.build(padding=3.0), inputs, where="attention_mask", certificate=folder)
-    assert json.loads((folder / "certificate.json").read_text())["format"] == 5
+    assert (folder / "counted_0").is_dir()
     report = replay(path, folder)
     assert report
     assert [output.note for output in report.outputs] == ["99 of 165 elements count", "9 of 15 elements count"]
     for wrong in (np.ones((3, 4), bool), np.ones((3, 5))):
         (folder / "counted_0" / "output_0.pb").write_bytes(onnx.numpy_helper.from_array(wrong).SerializeToString())
+        list_again(folder)
         with pytest.raises(InputError, match=r"the certificate is damaged \(output_0\)"):
             replay(path, folder)
     assert verify(path, nets.build(), inputs, certificate=folder)  # it replaces the one with masks
-    assert json.loads((folder / "certificate.json").read_text())["format"] == 4
     assert not (folder / "counted_0").exists()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import InputError
 from nnorm_export.parity.certificates.bits import FileBits, bits_of
+from nnorm_export.parity.certificates.bom_reading import folder_of
 from nnorm_export.parity.certificates.files import DATA, certificate_of, read_tensors
 from nnorm_export.reports import ComparisonReport
 from nnorm_export.runtimes import Runner, load
@@ -81,8 +82,8 @@ def compare_bits(
     Args:
         path: a file of any format; the normalizations of an ONNX file are looked at, of others the outputs alone.
         inputs: arrays in the order of the file's inputs, or by name, or one array. A certificate has its own.
-        against: the folder of a certificate, which another machine may have written (``verify(…, certificate=)``), or
-            the name of another runtime.
+        against: a certificate, which another machine may have written (``verify(…, certificate=)``), its statement or
+            a BOM of it, as for :func:`nnorm_export.replay`; or the name of another runtime.
         runtime, trust_pickle: what runs the file here; see :func:`nnorm_export.load`.
 
     Raises:
@@ -91,10 +92,10 @@ def compare_bits(
         InputError: the inputs do not fit the file, or are missing, or given beside a certificate.
     """
     path, runner = Path(path), load(path, runtime, trust_pickle=trust_pickle)
-    if is_certificate := Path(against).is_dir():
+    if is_certificate := Path(against).exists():
         if inputs is not None:
             raise InputError(f"the certificate {against} has its inputs; leave out yours")
-        feed, other = _recorded_bits(path, Path(against), runner)
+        feed, other = _recorded_bits(path, folder_of(path, Path(against)), runner)
     else:
         if inputs is None:
             raise InputError(f"there is no certificate {against}; to compare with the runtime {against}, give inputs")

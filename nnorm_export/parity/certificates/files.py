@@ -1,10 +1,11 @@
-"""The files of a certificate: its layout, its digest of the model, and reading it.
+"""The files of a certificate: its layout, and reading it.
 
-A folder holds ``certificate.json`` and, as in ONNX's backend tests, ``test_data_set_0`` with ``input_N.pb`` and
-PyTorch's results ``output_N.pb``. ``float64_0`` holds the results in float64 if there are any, and ``allowed_error_0``
-the allowed error of each element that counts. ``counted_0`` says which these are, if not all do. Further inputs that
-were compared follow as ``test_data_set_1``. ``bits`` in ``certificate.json`` are digests of what the runtime computed
-in each normalization and output on ``test_data_set_0``. ``metric`` has what a metric of the user is computed from
+A folder holds ``certificate.json``, an in-toto statement (:mod:`nnorm_export.parity.certificates.statements`), and, as
+in ONNX's backend tests, ``test_data_set_0`` with ``input_N.pb`` and PyTorch's results ``output_N.pb``. ``float64_0``
+holds the results in float64 if there are any, and ``allowed_error_0`` the allowed error of each element that counts.
+``counted_0`` says which these are, if not all do. Further inputs that were compared follow as ``test_data_set_1``.
+``bits`` in ``certificate.json`` are digests of what the runtime computed in each normalization and output on
+``test_data_set_0``. ``metric`` has what a metric of the user is computed from
 (:mod:`nnorm_export.parity.certificates.metrics`). ``model.sig`` is its signature, if it has one:
 :mod:`nnorm_export.parity.certificates.signatures`.
 """
@@ -20,17 +21,15 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 
 from nnorm_export.dtypes import Array
-from nnorm_export.errors import InputError, ModelFileError, ParityError
-from nnorm_export.files.inspection import describe
-from nnorm_export.files.sha256 import file_sha256
+from nnorm_export.errors import InputError, ModelFileError
+from nnorm_export.parity.certificates.contents import require_contents
+from nnorm_export.parity.certificates.statements import read_statement, require_file
 from nnorm_export.parity.verdict.allowed_error import FLOAT_TYPES
 from nnorm_export.reading import JSON_BYTES, PROTOBUF_BYTES, parse_json, read_bytes, size_of
-from nnorm_export.runtimes.tensorrt import is_engine
 
 CERTIFICATE = "certificate.json"
 DATA, FLOAT64, ALLOWED_ERROR, COUNTED = "test_data_set_{}", "float64_{}", "allowed_error_{}", "counted_{}"
-# Of a certificate in which all elements count, of one with folders ``counted_N``, and of one with a metric.
-FORMAT, WITH_COUNTED, WITH_METRIC = 4, 5, 6
+_FORMATS = (4, 5, 6)  # of certificates that are not statements, which are still read
 SETS = 5  # the inputs of the user, changed ones, up to two with other masks, and one with other integers
 
 
@@ -38,21 +37,23 @@ def certificate_of(path: Path, folder: Path) -> dict[str, Any]:
     """The certificate in ``folder``, which is one of ``path``."""
     certificate = _read_certificate(folder)
     size_of(path, ModelFileError, f"; give the file that {folder} certifies")
-    if (found := file_sha256(path)) != certificate["sha256"]:
-        if not is_engine(path):
-            describe(path)  # a damaged file is not another model: the error says that it cannot be read
-        raise ParityError(
-            f"{path} is not the file that {folder} certifies: its SHA-256 is {found[:12]}…, the certificate's "
-            f"{str(certificate['sha256'])[:12]}…; take that file, or record it again with verify --record"
-        )
+    require_file(path, certificate, folder)
+    require_contents(folder, certificate)
     return certificate
 
 
 def read_json(folder: Path) -> dict[str, Any]:
+    """The predicate of the certificate in ``folder`` with its ``subjects``; of formats 4 to 6, the whole JSON.
+
+    Raises:
+        InputError: there is no certificate, or it states something else.
+    """
     try:
         certificate: dict[str, Any] = parse_json(read_bytes(folder / CERTIFICATE, JSON_BYTES, InputError))
     except (InputError, ValueError) as error:
         raise InputError(f"{folder}: there is no certificate ({error}); verify --record writes one") from error
+    if isinstance(certificate, dict) and "_type" in certificate:
+        return read_statement(certificate, folder)
     if not isinstance(certificate, dict) or "format" not in certificate:
         raise InputError(f"{folder}: {CERTIFICATE} is not a certificate; verify --record writes one")
     return certificate
@@ -60,9 +61,10 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 def _read_certificate(folder: Path) -> dict[str, Any]:
     certificate = read_json(folder)
-    if certificate["format"] not in (FORMAT, WITH_COUNTED, WITH_METRIC):
+    if "subjects" not in certificate and certificate["format"] not in _FORMATS:
         raise InputError(f"{folder}: the certificate has another format; record it again with this nnorm_export")
-    if missing := {"sha256", "criteria", "data_sets", "computed_in"} - certificate.keys():
+    names_file = set() if "subjects" in certificate else {"sha256"}
+    if missing := {"criteria", "data_sets", "computed_in", *names_file} - certificate.keys():
         raise InputError(f"{folder}: the certificate lacks {', '.join(sorted(missing))}; record it again")
     if certificate["computed_in"] not in ("", *FLOAT_TYPES):
         raise InputError(f"{folder}: the certificate is damaged (computed_in); record it again")

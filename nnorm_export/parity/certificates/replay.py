@@ -16,6 +16,7 @@ from nnorm_export.files.onnx_file import companions
 from nnorm_export.files.published import local, local_certificate
 from nnorm_export.parity.as_computed import as_computed, outputs_inside
 from nnorm_export.parity.certificates import signatures
+from nnorm_export.parity.certificates.bom_reading import folder_of
 from nnorm_export.parity.certificates.files import ALLOWED_ERROR, COUNTED, DATA, FLOAT64, certificate_of, read_tensors
 from nnorm_export.parity.certificates.metrics import metric_of
 from nnorm_export.parity.verdict.case import Case
@@ -38,23 +39,26 @@ def replay(
 
     Args:
         path: the file that the certificate is of, here or on the Hub, as for :func:`nnorm_export.load`.
-        folder: the certificate, here or on the Hub, which ``verify(…, certificate=)`` wrote.
+        folder: the certificate, here or on the Hub, which ``verify(…, certificate=)`` wrote; or the in-toto statement
+            in it, ``certificate.json``; or a BOM of it, which :func:`nnorm_export.write_bom` wrote.
         runtime, trust_pickle: as for :func:`nnorm_export.load`.
         public_key: a file. With it, the certificate must be signed, and the signature is checked before anything is
             run. ``signature`` of the report says whether there is one and whether it was checked.
 
     Raises:
-        ParityError: the file is not the one that was certified, or the signature is not valid.
+        ParityError: the file is not the one that was certified, or the signature is not valid, or the BOM is one of
+            another certificate.
         InputError: there is no certificate in ``folder``, or it is damaged, or not signed; or the key is not one.
         ModelFileError, RuntimeMissingError: as :func:`nnorm_export.load`.
     """
     key = None if public_key is None else Path(public_key)
-    path, folder = Path(local(path)), Path(local_certificate(folder))
+    path, given = Path(local(path)), Path(local_certificate(folder))
+    found = folder_of(path, given)
     # The signature, the hash and the run read the files one after another: all of them must have read the same.
     return read_whole(
-        folder,
-        lambda: _replay(path, folder, runtime, trust_pickle, key),
-        lambda: _files_of(path, folder),
+        given,
+        lambda: _replay(path, folder_of(path, given), runtime, trust_pickle, key),
+        lambda: _files_of(path, found),
     )
 
 

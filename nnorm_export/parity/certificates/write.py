@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from nnorm_export._version import __version__
 from nnorm_export.dtypes import Array
 from nnorm_export.errors import ExportError, InputError, ModelFileError
-from nnorm_export.files.sha256 import file_sha256
+from nnorm_export.files.sha256 import file_digests
 from nnorm_export.files.staging import parents_made, staged_folder
 from nnorm_export.parity.as_computed import of_file
 from nnorm_export.parity.certificates import files, metrics, signatures
 from nnorm_export.parity.certificates.bits import bits_of
+from nnorm_export.parity.certificates.contents import digests_in
+from nnorm_export.parity.certificates.sources import Source, Sources, in_predicate, sources_of
+from nnorm_export.parity.certificates.statements import statement
 from nnorm_export.parity.verdict.case import Case
 from nnorm_export.parity.verdict.compare_outputs import Comparison
 from nnorm_export.parity.verdict.outcome import ParityReport
@@ -59,22 +65,30 @@ class NewCertificate:
         path: the file.
         folder: the certificate's.
         private_key: signs the certificate, together with the file; None for no signature.
-        sha256: of the file before the comparison.
+        digests: of the file and its external data before the comparison.
+        sources: what the model and the inputs were read from.
     """
 
     path: Path
     folder: Path
     private_key: Path | None
-    sha256: str
+    digests: dict[str, str]
+    sources: Sequence[Source] = ()
 
     @classmethod
-    def of(cls, path: str | Path, folder: str | Path, private_key: str | Path | None) -> NewCertificate:
+    def of(
+        cls,
+        path: str | Path,
+        folder: str | Path,
+        private_key: str | Path | None,
+        sources: Sources | None = None,
+    ) -> NewCertificate:
         """Raises the errors of :meth:`write` that can be known before the comparison."""
         check_folder(Path(folder))
         key = None if private_key is None else Path(private_key)
         if key is not None:
             signatures.check_private_key(key)
-        return cls(Path(path), Path(folder), key, file_sha256(Path(path)))
+        return cls(Path(path), Path(folder), key, file_digests(Path(path)), sources_of(sources))
 
     def write(
         self,
@@ -96,27 +110,9 @@ class NewCertificate:
         """
         check_folder(self.folder)
         cases = [of_file(runner, case) for case in cases]
-        certificate = {
-            "format": _format_of(cases, report),
-            "file": self.path.name,
-            "sha256": self.sha256,
-            "runtime": report.runtime,
-            "criteria": [asdict(criterion) for criterion in comparison.criteria],
-            "decided_by": report.criterion,
-            "outputs": [asdict(output) for output in report.outputs],
-            "implementations": report.implementations,
-            "given_only": report.given_only,
-            "least_batch": report.least_batch,
-            "data_sets": len(cases),
-            "computed_in": comparison.computed_in,
-            "metric": None if report.metric is None else report.metric.to_json(),
-            "by_metric_alone": report.by_metric_alone,
-            "bits": bits_of(self.path, runner, runner.feed(cases[0].inputs, {})).to_json(),
-            "versions": versions(),
-        }
+        predicate = self._predicate(runner, comparison, cases, report)
         try:
             with parents_made(self.folder), staged_folder(self.folder) as staged:
-                (staged / files.CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
                 names = [info.name for info in runner.inputs]
                 for index, case in enumerate(cases):
                     _write_tensors(staged / files.DATA.format(index), "input", names, case.inputs)
@@ -127,20 +123,60 @@ class NewCertificate:
                 if labels_and_output is not None:
                     for kind, array in zip(("label", "output"), labels_and_output, strict=True):
                         _write_tensors(staged / metrics.FOLDER, kind, [kind], [array])
+                certificate = statement(self.digests, {**predicate, "files": digests_in(staged)})
+                (staged / files.CERTIFICATE).write_text(json.dumps(certificate, indent=2) + "\n", encoding="utf-8")
                 if self.private_key is not None:
                     signatures.sign(self.path, self.folder, staged, self.private_key)
-                if file_sha256(self.path) != self.sha256:
+                if file_digests(self.path) != self.digests:
                     raise ModelFileError(f"{self.path}: it was replaced while it was compared; verify it again")
         except (OSError, ExportError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
             reason = getattr(cause, "strerror", None) or error
             raise InputError(f"{self.folder}: cannot be written ({reason}); name another folder") from error
 
+    def _predicate(
+        self, runner: Runner, comparison: Comparison, cases: Sequence[Case], report: ParityReport
+    ) -> dict[str, Any]:
+        """What the statement says of the file, but the digests of the tensors."""
+        return {
+            "timestamp": _timestamp(),
+            "architecture": comparison.reference,
+            "inputs": [info.to_json() for info in runner.inputs],
+            "sources": in_predicate(self.sources),
+            "runtime": report.runtime,
+            "criteria": [asdict(criterion) for criterion in comparison.criteria],
+            "decided_by": report.criterion,
+            "outputs": [_finite(asdict(output)) for output in report.outputs],
+            "implementations": report.implementations,
+            "given_only": report.given_only,
+            "least_batch": report.least_batch,
+            "data_sets": len(cases),
+            "computed_in": comparison.computed_in,
+            "metric": None if report.metric is None else report.metric.to_json(),
+            "by_metric_alone": report.by_metric_alone,
+            "bits": bits_of(self.path, runner, runner.feed(cases[0].inputs, {})).to_json(),
+            "versions": versions(),
+        }
 
-def _format_of(cases: Sequence[Case], report: ParityReport) -> int:
-    if report.metric is not None:
-        return files.WITH_METRIC
-    return files.FORMAT if cases[0].counted is None else files.WITH_COUNTED
+
+def _finite(output: dict[str, Any]) -> dict[str, Any]:
+    """``output`` with null for numbers that are not finite, which JSON does not have."""
+    is_other = {name: isinstance(value, float) and not math.isfinite(value) for name, value in output.items()}
+    return {name: None if is_other[name] else value for name, value in output.items()}
+
+
+def _timestamp() -> str:
+    """Now, or SOURCE_DATE_EPOCH of reproducible builds: ``2026-01-31T12:00:00Z``.
+
+    Raises:
+        InputError: the variable is not a number of seconds.
+    """
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        seconds = time.gmtime(int(given) if given else None)
+    except (ValueError, OverflowError, OSError) as error:
+        raise InputError(f"SOURCE_DATE_EPOCH is {given!r}, which is not a number of seconds since 1970") from error
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", seconds)
 
 
 def versions() -> dict[str, str]:
