@@ -2,7 +2,8 @@
 
 ``model.sig`` in the folder of the certificate covers the model, its external data and every other file of that folder.
 It names them relative to the nearest folder that holds both, so that the two may move together. ``model_signing
-verify key FOLDER`` of the standard's own package, the extra ``sign``, checks it too.
+verify key FOLDER`` of the standard's own package, the extra ``sign``, checks it too. :mod:`.dsse` signs
+the statement alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 from nnorm_export.errors import InputError, ModelFileError, ParityError, RuntimeMissingError, first_line
 from nnorm_export.files import onnx_file
+from nnorm_export.parity.certificates.dsse import ENVELOPE, write_envelope
+from nnorm_export.parity.certificates.files import CERTIFICATE
 from nnorm_export.reading import JSON_BYTES, parse_json, read_bytes, size_of
 
 SIGNATURE = "model.sig"
@@ -38,12 +41,13 @@ def check_private_key(key: Path) -> None:
 
 
 def sign(path: Path, folder: Path, staged: Path, key: Path) -> None:
-    """Writes the signature of ``path`` and of the certificate in ``staged``, which will be ``folder``, into ``staged``.
+    """Writes the signatures of ``path`` and its certificate into ``staged``, the folder that will be ``folder``.
 
     Raises:
         RuntimeMissingError, InputError: as :func:`check_private_key`.
         OSError: the signature cannot be written.
     """
+    write_envelope((staged / CERTIFICATE).read_bytes(), key, staged / ENVELOPE)  # before the other, which covers it
     root = _common_folder(path, folder)
     files = {os.path.relpath(file, root): file for file in _files_of_model(path)}
     name = os.path.relpath(folder.absolute(), root)

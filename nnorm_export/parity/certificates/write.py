@@ -23,6 +23,7 @@ from nnorm_export.parity.as_computed import of_file
 from nnorm_export.parity.certificates import files, metrics, signatures
 from nnorm_export.parity.certificates.bits import bits_of
 from nnorm_export.parity.certificates.contents import digests_in
+from nnorm_export.parity.certificates.dsse import ENVELOPE
 from nnorm_export.parity.certificates.sources import Source, Sources, in_predicate, sources_of
 from nnorm_export.parity.certificates.statements import statement
 from nnorm_export.parity.verdict.case import Case
@@ -36,6 +37,7 @@ PARTS = frozenset(
     {
         files.CERTIFICATE,
         signatures.SIGNATURE,
+        ENVELOPE,
         metrics.FOLDER,
         *(name.format(index) for name in _FOLDERS for index in range(files.SETS)),
     }
