@@ -20,6 +20,7 @@ endif()
 function(nnorm_add_plugin name folder)
   add_library(${name} SHARED ${ARGN})
   target_link_libraries(${name} PRIVATE nnorm_options)
+  set_property(GLOBAL APPEND PROPERTY NNORM_LIBRARIES ${name}) # for Sbom.cmake
   # nnorm_export/library.py looks for the library there, relative to the folder that holds the package.
   # COMPONENT belongs to the kind of file before it. A DLL is a RUNTIME.
   install(TARGETS ${name}

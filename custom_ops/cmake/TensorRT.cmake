@@ -55,6 +55,7 @@ function(nnorm_add_registering_library name output_name)
   target_link_options(${name} PRIVATE "LINKER:-z,nodelete")
   # The build folder's library searches only $ORIGIN too: the stub below must not be loaded.
   set_target_properties(${name} PROPERTIES OUTPUT_NAME ${output_name} BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
+  set_property(GLOBAL APPEND PROPERTY NNORM_LIBRARIES ${name}) # for Sbom.cmake
   install(TARGETS ${name} LIBRARY DESTINATION nnorm_export/lib COMPONENT python)
 endfunction()
 nnorm_add_registering_library(nnorm_trt_register nnorm_trt_register_${NNORM_TENSORRT_MAJOR})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -86,6 +87,26 @@ def test_the_wheel_has_the_library_and_nothing_else_of_the_build(wheel: Path) ->
     assert {name.split("/")[0] for name in names} == {"nnorm_export"}
 
 
+def test_the_wheel_has_a_bill_of_what_its_libraries_contain(wheel: Path) -> None:
+    """Where PEP 770 has it; THIRD_PARTY.md names what is linked, with its licence."""
+    with ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if ".dist-info/sboms/" in name]
+        bill = json.loads(files.read(name))
+        (notice,) = [files.read(name).decode() for name in files.namelist() if name.endswith("/THIRD_PARTY.md")]
+        libraries = {name for name in files.namelist() if name.startswith(FOLDER)}
+    assert name.endswith(".dist-info/sboms/nnorm_export.cdx.json")
+    version = bill["metadata"]["component"]["version"]
+    assert wheel.name.startswith(f"nnorm_export-{version}-")
+    assert {each["name"] for each in bill["components"] if each["type"] == "file"} == libraries
+    others = [each for each in bill["components"] if each["type"] == "library"]
+    assert "ONNX Runtime C API" in {each["name"] for each in others}
+    linked = [each["name"].split()[-1] for each in others if each["description"].startswith("linked")]
+    assert sys.platform != "linux" or linked
+    assert [name for name in linked if name not in notice] == []
+    (depends,) = bill["dependencies"]
+    assert {*depends["dependsOn"]} == {each["bom-ref"] for each in bill["components"]}
+
+
 @on_linux
 def test_a_library_shows_what_its_hosts_look_for_and_nothing_else(elf: Any) -> None:
     symbols = elf.get_section_by_name(".dynsym").iter_symbols()
@@ -135,6 +156,7 @@ def test_auditwheel_gives_the_wheel_a_tag_that_indexes_take(wheel: Path, tmp_pat
     with ZipFile(repaired) as files:
         assert LIBRARY in files.namelist()
         assert not [name for name in files.namelist() if ".libs/" in name]  # nothing had to be brought along
+        assert [name for name in files.namelist() if name.endswith("/sboms/nnorm_export.cdx.json")]
 
 
 def python_without_site(*paths: str | Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -169,7 +191,7 @@ def test_without_the_library_the_wheel_is_pure_python(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.whl")
     assert path.name.endswith("-py3-none-any.whl")
     with ZipFile(path) as files:
-        assert not [name for name in files.namelist() if "/lib/" in name]
+        assert not [name for name in files.namelist() if "/lib/" in name or "/sboms/" in name]
 
 
 def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -83,6 +84,14 @@ def test_all_wheels_have_the_same_files_besides_the_library() -> None:
             contents.append({n: files.read(n) for n in files.namelist() if not n.endswith(of_build)})
     assert len(contents) == len(MACHINES)
     assert contents[0] == contents[1]
+
+
+def test_the_bill_names_what_zig_links(wheel: Path) -> None:
+    with ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/sboms/nnorm_export.cdx.json")]
+        components = json.loads(files.read(name))["components"]
+    assert {"LLVM libc++", "LLVM libc++abi", "LLVM libunwind"} <= {each["name"] for each in components}
+    assert LIBRARY in {each["name"] for each in components}
 
 
 def test_every_function_of_an_instruction_set_bears_its_name() -> None:

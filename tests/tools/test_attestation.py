@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 if importlib.util.find_spec("cyclonedx") is None:
     pytest.skip("make test-tools installs cyclonedx", allow_module_level=True)
 
+import cmake
 import torch
+from builds import configure, said
 from certified import build, certified
+from compiled import has_compiler
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cyclonedx.schema import SchemaVersion
@@ -100,6 +104,21 @@ def test_cyclonedx_reads_the_bom(release: Path) -> None:
     assert {"best.pth", "data.npz", "labels.npz", "nnorm_export", "torch", "onnx", "onnxruntime", "python"} <= {*names}
     (of_model,) = [each["dependsOn"] for each in found["dependencies"] if each["ref"] == "model"]
     assert {*of_model} == {each["ref"] for each in found["dependencies"]} - {"model"}
+
+
+def test_cyclonedx_reads_the_bill_of_the_wheel(tmp_path: Path) -> None:
+    """What CMake writes when it is configured, here with a header of ONNX Runtime that has its version alone."""
+    if not has_compiler():
+        pytest.skip("this machine has no C++ compiler")
+    (tmp_path / "onnxruntime_c_api.h").write_text("#define ORT_API_VERSION 21\n")
+    path = os.pathsep.join([str(Path(cmake.CMAKE_BIN_DIR)), os.environ["PATH"]])
+    done = configure(tmp_path, PATH=path, ONNXRUNTIME_INCLUDE_DIR=str(tmp_path), NNORM_CUDA="OFF")
+    assert done.returncode == 0, said(done)
+    bill = tmp_path / "build" / "nnorm_export.cdx.json"
+    assert errors_of(bill) is None
+    versions = {each["name"]: each.get("version") for each in json.loads(bill.read_text())["components"]}
+    assert versions["ONNX Runtime C API"] == "1.21"
+    assert {Path(name).stem for name in versions} >= {"libnnorm_ort", "libnnorm_training"}
 
 
 def test_the_validator_sees_errors(release: Path, tmp_path: Path) -> None:
