@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError
+from nnorm_export.files.copies import copy_of
 from nnorm_export.files.formats import ONNX
 from nnorm_export.files.inspection import describe
 from nnorm_export.files.published import local, local_certificate
 from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import staged_folder, writing
 from nnorm_export.files.tuned import Tuned
-from nnorm_export.optimizing.kept_files import copy_of
 from nnorm_export.parity.certificates.files import CERTIFICATE
 from nnorm_export.parity.certificates.signatures import SIGNATURE
 from nnorm_export.parity.certificates.write import PARTS
