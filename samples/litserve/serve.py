@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import litserve
 import numpy as np
 from fastapi import Body
-from litserve.loops.simple_loops import BatchedLoop
+from litserve.loops import BatchedLoop
 from numpy.typing import NDArray
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -176,7 +176,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.file, options.runtime, options.opened = tuned.file, tuned.runtime, tuned.options
         if warning := tuned.warning(processor(), cores_here()):
             print(f"warning: {warning}", file=sys.stderr)
-    for option, least in {"workers": 1, "threads": 1, "max_batch": 1, "max_delay": 0}.items():
+    for option, least in {"workers": 1, "threads": 1, "max_batch": 1, "max_delay": 0, "timeout": 1}.items():
         if getattr(options, option) < least:
             parser.error(f"--{option.replace('_', '-')} is {getattr(options, option)}; give {least} or more")
     options.opened = {**options.opened, "intra_op_num_threads": options.threads}

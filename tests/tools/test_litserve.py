@@ -272,6 +272,7 @@ def test_settings_without_a_service_are_refused(model: Path, tmp_path: Path, ref
 def test_options_and_files_that_are_refused(model: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
     assert "--workers is 0; give 1 or more" in refusal(model, "--workers", 0)
     assert "--max-delay is -1; give 0 or more" in refusal(model, "--max-delay", -1)
+    assert "--timeout is 0.0; give 1 or more" in refusal(model, "--timeout", 0)
     assert "error: " in refusal(tmp_path / "none.onnx")
     (tmp_path / "text.onnx").write_text("text")
     assert "text.onnx: not an ONNX model" in refusal(tmp_path / "text.onnx")

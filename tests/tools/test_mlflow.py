@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import importlib.util
 import json
@@ -33,7 +32,6 @@ from nnorm_export import (
     ModelFileError,
     NnormExportError,
     ParityError,
-    RuntimeMissingError,
     change_form,
     export,
     layers,
@@ -377,21 +375,6 @@ def identity(folder: Path, dtype: int, shape: list[str] | None) -> Path:
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), folder / "x.onnx")
     return folder / "x.onnx"
-
-
-def test_without_mlflow(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name.partition(".")[0] == "mlflow":
-            raise ModuleNotFoundError("No module named 'mlflow'")
-        return imported(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.delitem(sys.modules, "mlflow")
-    monkeypatch.setattr(sys, "meta_path", [])
-    with pytest.raises(RuntimeMissingError, match=r"needs MLflow \(.*\): pip install 'nnorm_export\[mlflow\]'"):
-        log_to_mlflow(model)
 
 
 def test_mlflow_serves_it(served: Server, model: Path, images: Array) -> None:
