@@ -61,6 +61,8 @@ COMMANDS = [
     "inspect net.onnx",
     "inspect net.pt2",
     "verify net.onnx --replay {new}/net.parity --exact",
+    "verify net.onnx --replay {new}/net.parity --bom {new}/net.cdx.json",
+    "verify net.onnx --replay {new}/net.cdx.json",
     "bisect net.onnx --exact {new}/net.parity",
     "bisect net.onnx -i data.npz:images --exact onnxruntime",
     "convert net.onnx --form primitives -i data.npz:images -o {new}/converted.onnx",
@@ -75,6 +77,7 @@ CALLS = [
     "import numpy; nnorm_export.quantize('net.onnx', numpy.ones((2, 3, 8, 8), 'f4'), '{new}/q.onnx', min_sqnr=None)",
     "assert nnorm_export.replay('net.onnx', '{new}/net.parity')",
     "nnorm_export.load('net.onnx', optimize=True)",
+    "nnorm_export.write_bom('net.onnx', '{new}/net.parity', '{new}/again.cdx.json')",
     "nnorm_export.diagnose('net.onnx')",
 ]
 
