@@ -19,8 +19,8 @@ test-cpp-long: $(VENV)/installed $(NVCC)
 		MAKEFLAGS= $(WITH_BIN) cmake --build build/cpp --target nnorm_cuda_oldest_bfloat16; \
 	else echo "the kernels for GPUs are not built: nvcc was not found"; fi
 
-# make test-container    builds the image of samples/container by buildah, without a daemon, and serves in it, read-only: ten
-#              minutes, for root on Debian with buildah and debootstrap
+# make test-container    builds the image of samples/container by buildah, without a daemon, and serves in it, read-only: 10
+#              to 20 minutes, for root on Debian with buildah and debootstrap
 .PHONY: test-container
 test-container: $(VENV)/installed
 	$(BIN)/python scripts/try_image.py
