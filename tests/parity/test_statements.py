@@ -193,7 +193,7 @@ BOMS: dict[str, tuple[Callable[[Path], object], type[NnormExportError], str]] = 
     "another model": (
         model(lambda found: found["hashes"][0].update(content="0" * 64)),
         ParityError,
-        r"m\.onnx is not the file that .*m\.cdx\.json describes: its SHA-256 is \w{12}…, the certificate's 0{12}…",
+        r"m\.onnx is not the file that .*m\.cdx\.json describes: its SHA-256 is \w{12}…, the BOM's 0{12}…; .* --bom",
     ),
     "no external data": (model(lambda found: found.pop("components")), ParityError, "the SHA-256 of its external data"),
     "no hashes": (model(lambda found: found.pop("hashes")), InputError, "the BOM is damaged"),
@@ -216,6 +216,8 @@ BOMS: dict[str, tuple[Callable[[Path], object], type[NnormExportError], str]] = 
         "it refers to 0 certificates, instead of one",
     ),
     "a certificate elsewhere": (reference("https://example.com/c/certificate.json"), InputError, "by a relative path"),
+    "a host that is not one": (reference("//["), InputError, "by a relative path"),
+    "a null character": (reference("%00/certificate.json"), InputError, "by a relative path"),
     "an absolute path": (reference("/c/certificate.json"), InputError, "by a relative path"),
     "another file": (reference("m.onnx"), InputError, r"it refers to 'm\.onnx' instead of a certificate\.json"),
     "a missing certificate": (reference("d/certificate.json"), InputError, r"certificate\.json: no such file"),

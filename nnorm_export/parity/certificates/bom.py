@@ -52,7 +52,7 @@ def write_bom(path: str | Path, certificate: str | Path, output: str | Path) -> 
         ExportError: the output cannot be written.
     """
     path, folder, output = Path(path), Path(certificate), Path(output)
-    content = json.dumps(bom_of(path, folder, output), indent=2, ensure_ascii=False) + "\n"
+    content = json.dumps(bom_of(path, folder, output), indent=2) + "\n"
     with staging.staged(output) as new, staging.writing(output):
         new.write_text(content, encoding="utf-8")
     return output

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nnorm_export.errors import InputError, ParityError
-from nnorm_export.files.sha256 import plain_sha256
 from nnorm_export.parity.certificates.bom import ATTESTATION, MODEL
 from nnorm_export.parity.certificates.files import CERTIFICATE
 from nnorm_export.parity.certificates.statements import require_subjects
@@ -60,7 +60,7 @@ def _folder_of_bom(path: Path, bom: Path, found: Mapping[str, Any]) -> Path:
         raise InputError(
             f"{bom}: it refers to {len(places)} certificates, instead of one; write it again with verify --bom"
         )
-    require_subjects(path, subjects, f"{bom} describes")
+    require_subjects(path, subjects, bom, "BOM")
     return _certificate_at(bom, *places[0])
 
 
@@ -82,18 +82,27 @@ def _sha256(part: Mapping[str, Any]) -> str:
 
 def _certificate_at(bom: Path, url: str, sha256: str) -> Path:
     """The folder of the certificate at ``url``, which is relative to the BOM."""
-    parts = urlsplit(url)
-    place = Path(unquote(parts.path))
-    if parts.scheme or parts.netloc or place.is_absolute() or place.name != CERTIFICATE or "\0" in str(place):
+    place = _relative(url)
+    if place is None or place.is_absolute() or place.name != CERTIFICATE or "\0" in str(place):
         raise InputError(
             f"{bom}: it refers to {url!r} instead of a {CERTIFICATE} by a relative path; write it again with "
             "verify --bom"
         )
     certificate = bom.parent / place
     size_of(certificate, InputError, f"; {bom} refers to it: both keep their places relative to each other")
-    if (found := plain_sha256(certificate)) != sha256:
+    found = hashlib.sha256(read_bytes(certificate, JSON_BYTES, InputError)).hexdigest()
+    if found != sha256:
         raise ParityError(
             f"{certificate} is not the certificate of {bom}: its SHA-256 is {found[:12]}…, the BOM's {sha256[:12]}…; "
             "take the certificate that the BOM was written of, or write the BOM again with verify --bom"
         )
     return certificate.parent
+
+
+def _relative(url: str) -> Path | None:
+    """The path that a relative reference names; None for one with a scheme or a host."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a host that is not one
+        return None
+    return None if parts.scheme or parts.netloc else Path(unquote(parts.path))

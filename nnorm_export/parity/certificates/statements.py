@@ -90,16 +90,16 @@ def require_file(path: Path, certificate: Mapping[str, Any], where: Path) -> Non
         ModelFileError: ``path`` or its external data cannot be read.
     """
     if "subjects" in certificate:
-        require_subjects(path, certificate["subjects"], f"{where} certifies")
+        require_subjects(path, certificate["subjects"], where)
     elif (found := file_sha256(path)) != certificate["sha256"]:
-        raise _another(path, f"{where} certifies", "its SHA-256", found, str(certificate["sha256"]))
+        raise _another(path, where, "certificate", "its SHA-256", found, str(certificate["sha256"]))
 
 
-def require_subjects(path: Path, recorded: list[tuple[str, str]], of_what: str) -> None:
+def require_subjects(path: Path, recorded: list[tuple[str, str]], where: Path, kind: str = "certificate") -> None:
     """Checks that ``path`` and its external data have the digests ``recorded``, whatever the files are called.
 
     Args:
-        of_what: what recorded them, for messages: "model.parity certifies".
+        where, kind: what has recorded them, for messages: a certificate or a BOM.
 
     Raises:
         ParityError: a file is missing in ``recorded``, or it has one more.
@@ -111,24 +111,31 @@ def require_subjects(path: Path, recorded: list[tuple[str, str]], of_what: str) 
         if match is None:
             of_name = next((digest for subject, digest in left if subject == name), left[0][1] if left else "")
             what = "its SHA-256" if name == path.name else f"the SHA-256 of its external data {name}"
-            raise _another(path, of_what, what, sha256, of_name)
+            raise _another(path, where, kind, what, sha256, of_name)
         left.remove(match)
     if left:
         names = ", ".join(name for name, _ in left)
         raise ParityError(
-            f"{path} is not all that {of_what}: {names} is missing here, neither the file nor its external data; take "
-            "the file of the certificate, or record it again with verify --record"
+            f"{path} is not all that {where} {_VERBS[kind]}: {names} is missing here, neither the file nor its "
+            f"external data; {_remedy(kind)}"
         )
 
 
-def _another(path: Path, of_what: str, what: str, found: str, recorded: str) -> ParityError:
+def _another(path: Path, where: Path, kind: str, what: str, found: str, recorded: str) -> ParityError:
     if not is_engine(path):
         describe(path)  # a damaged file is not another model: the error says that it cannot be read
-    theirs = f"the certificate's {recorded[:12]}…" if recorded else "and the certificate has none"
+    theirs = f"the {kind}'s {recorded[:12]}…" if recorded else f"and the {kind} has none"
     return ParityError(
-        f"{path} is not the file that {of_what}: {what} is {found[:12]}…, {theirs}; take that file, or record it "
-        "again with verify --record"
+        f"{path} is not the file that {where} {_VERBS[kind]}: {what} is {found[:12]}…, {theirs}; {_remedy(kind)}"
     )
+
+
+_VERBS = {"certificate": "certifies", "BOM": "describes"}
+
+
+def _remedy(kind: str) -> str:
+    again = "record it again with verify --record" if kind == "certificate" else "write it again with verify --bom"
+    return f"take that file, or {again}"
 
 
 def _damaged(where: Path, what: str) -> InputError:
