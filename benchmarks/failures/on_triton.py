@@ -51,8 +51,8 @@ class Triton:
     def kill_replica(self, random: random.Random, wait: Callable[[], None]) -> str:
         """One instance, and after seconds its server is started again.
 
-        The server stays ready with a dead instance, which then answers its requests with errors at once, and is not
-        replaced. Something must watch the instances: here it is this program.
+        The server stays ready with a dead instance, does not replace it, and fails each request that it gives it, after
+        a second. Something must watch the instances: here it is this program.
         """
         index = random.randrange(len(self.processes))
         victim = random.choice(self._stubs(index))
