@@ -21,7 +21,7 @@ def card(
 
     The card has the metadata of the Hub, the λ of each normalization, parity
     with PyTorch as a certificate has it, the speed that tune measured, how to
-    load the file, and the SHA-256 of each file. It says so if there is no
+    load the file, and the SHA-256 of each file. It says so without a
     certificate or no speed. Nothing is uploaded:
 
       hf upload owner/name FOLDER

@@ -42,7 +42,7 @@ def certified(path: Path, folder: Path) -> Certified:
 
     Raises:
         ParityError: it is of another file.
-        InputError: there is no certificate, or it is damaged.
+        InputError: the certificate is missing, or it is damaged.
     """
     entries = certificate_of(path, folder)
     try:

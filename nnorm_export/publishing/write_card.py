@@ -95,7 +95,7 @@ def write_card(
     Raises:
         ModelFileError: ``path`` is not an ONNX file; ``tuned`` is of another file, or damaged.
         ParityError: ``certificate`` is of another file.
-        InputError: there is no certificate, or it is damaged.
+        InputError: the certificate is missing, or it is damaged.
         RuntimeMissingError: matplotlib is not installed.
         ExportError: a name is not one for the Hub; ``output`` holds something else, or cannot be written.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,18 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nnorm_export.errors import ExportError, ModelFileError, NnormExportError
 from nnorm_export.files import onnx_file
 from nnorm_export.files.durable import locked, open_lock, read_whole
 from nnorm_export.files.locations import locate
 from nnorm_export.files.staging import parents_made, scratch_folder, staged, staged_folder
 from nnorm_export.files.tuned import ENDING, is_tuned, read_tuned
-from nnorm_export.names import OTHER_BACKENDS
 from nnorm_export.reports import Report
 from nnorm_export.runtimes.processor import cores_here, processor
-from nnorm_export.runtimes.tensorrt import is_engine, is_rtx_engine
+from nnorm_export.runtimes.tensorrt import is_engine
+from nnorm_export.serving.arguments import as_path, refuse, refuse_numbers
 from nnorm_export.serving.config import FILE, Config, is_changed
 from nnorm_export.serving.dry_run import Batch, batch_of, dry_run
 from nnorm_export.serving.manifests.plan import planned
@@ -30,21 +27,11 @@ from nnorm_export.serving.manifests.request import THREADS, Manifests
 from nnorm_export.serving.model import Model, library_for, notes_on, open_as_served, open_model
 from nnorm_export.serving.tuned import arguments_of, servable_file
 
-BACKENDS = ("onnxruntime", "tensorrt", "python")
 _FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "python": "model.onnx"}
 
-_NAME = re.compile(r"(?!\.)(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[\w.\-]*[\w\-]", re.ASCII)  # Windows has devices
 _RESERVED = {*_FILES.values(), "model.py"}
 _COPY_AGAIN = ". Nothing was written: copy the model and its weights again, or export it again"
 _PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
-# The least and the greatest number; Triton reads 32 bits, and 64 of versions and delays.
-_LIMITS = {
-    "version": (1, 2**63 - 1),
-    "max_batch_size": (0, 2**31 - 1),
-    "max_queue_delay_microseconds": (0, 2**63 - 1),
-    "instances": (1, 2**31 - 1),
-    "threads": (0, 2**31 - 1),
-}
 
 
 @dataclass(frozen=True)
@@ -125,7 +112,7 @@ def write_repository(
             of the model, config.pbtxt is for another model or has changes, or no cluster would take the manifests. The
             repository then stays as it was.
     """
-    path, output = _path(path, "the model"), _path(output, "the repository")
+    path, output = as_path(path, "the model"), as_path(output, "the repository")
     of_settings: list[str] = []
     given: dict[str, Any] = {
         "max_batch_size": max_batch_size,
@@ -153,8 +140,8 @@ def write_repository(
     }
     name = path.stem if name is None else name
     optional = {"max_batch_size": max_batch_size, "version": version}
-    _refuse_numbers(numbers | {option: value for option, value in optional.items() if value is not None})
-    _refuse(path, backend, engine, name, device, numbers["threads"])
+    refuse_numbers(numbers | {option: value for option, value in optional.items() if value is not None})
+    refuse(path, backend, engine, name, device, numbers["threads"])
     model = open_model(path)
     kernels, notes = library_for(model, backend, device, library_path)
     batch = batch_of(model, None if max_batch_size is None else int(max_batch_size))
@@ -193,47 +180,6 @@ def write_repository(
     number, text, more = writer.write(version)
     notes = [*of_settings, *notes, *notes_on(model, backend, device), *more]
     return Repository(writer.folder, number, text, notes, plan.write() if plan else [])
-
-
-def _path(given: Any, what: str) -> Path:
-    if not isinstance(given, (str, os.PathLike)):
-        raise ExportError(f"the path of {what} is {type(given).__name__}; give a str or a pathlib.Path")
-    return Path(given)
-
-
-def _refuse_numbers(given: Mapping[str, Any]) -> None:
-    for option, value in given.items():
-        least, greatest = _LIMITS[option]
-        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not is_whole or not least <= value <= greatest:
-            raise ExportError(f"{option} is {value!r}; give a whole number from {least} to {greatest}")
-
-
-def _refuse(path: Path, backend: str, engine: bool, name: str, device: str, threads: int) -> None:
-    if backend not in BACKENDS:
-        hint = f". {OTHER_BACKENDS[backend]}" if backend in OTHER_BACKENDS else ""
-        raise ExportError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}{hint}")
-    if is_rtx_engine(path):
-        raise ExportError(
-            f"{path}: Triton's backend for engines is TensorRT's, and this one is TensorRT-RTX's (its name ends with "
-            ".rtx.plan); build the engine without --rtx, on a machine with the server's GPU"
-        )
-    if engine != (backend == "tensorrt"):
-        fitting = "tensorrt" if engine else "onnxruntime or python"
-        raise ExportError(
-            f"{path}: the backend {backend} serves {'ONNX files' if engine else 'engines'}, not this; choose {fitting}"
-        )
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 200:
-        raise ExportError(
-            f"{name!r} is not a name for a model: it becomes a folder and a part of URLs; give name= (--name) at "
-            "most 200 letters (A to Z, a to z), digits and . _ -, and no dot at its beginning or end"
-        )
-    if device not in ("cpu", "gpu"):
-        raise ExportError(f"unknown device {device!r}; choose cpu or gpu")
-    if engine and device == "cpu":
-        raise ExportError(f"{path}: an engine runs on a GPU; choose the device gpu")
-    if engine and threads:
-        raise ExportError(f"threads is {threads}, and an engine has no threads of ONNX Runtime; leave it out")
 
 
 @dataclass(frozen=True)

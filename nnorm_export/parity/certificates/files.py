@@ -46,7 +46,7 @@ def read_json(folder: Path) -> dict[str, Any]:
     """The predicate of the certificate in ``folder`` with its ``subjects``; of formats 4 to 6, the whole JSON.
 
     Raises:
-        InputError: there is no certificate, or it states something else.
+        InputError: the certificate is missing, or it states something else.
     """
     try:
         certificate: dict[str, Any] = parse_json(read_bytes(folder / CERTIFICATE, JSON_BYTES, InputError))
