@@ -21,8 +21,8 @@ def card(
 
     The card has the metadata of the Hub, the λ of each normalization, parity
     with PyTorch as a certificate has it, the speed that tune measured, how to
-    load the file, and the SHA-256 of each file. It says so without a
-    certificate or no speed. Nothing is uploaded:
+    load the file, and the SHA-256 of each file. Where a certificate or the
+    speed is missing, the card says so. Nothing is uploaded:
 
       hf upload owner/name FOLDER
 
