@@ -19,7 +19,6 @@ from nnorm_export.files.published import local, local_certificate
 from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.files.staging import staged_folder, writing
 from nnorm_export.files.tuned import Tuned
-from nnorm_export.parity.certificates.files import CERTIFICATE
 from nnorm_export.parity.certificates.signatures import SIGNATURE
 from nnorm_export.parity.certificates.write import PARTS
 from nnorm_export.parity.report.plots import import_matplotlib, plot_lambdas
@@ -187,10 +186,8 @@ class _Folder:
         for name in sorted(PARTS.intersection(os.listdir(source))):
             if name == SIGNATURE and not self.is_beside:
                 continue
-            if name in (CERTIFICATE, SIGNATURE):
-                shutil.copyfile(source / name, target / name)
-            else:
-                shutil.copytree(source / name, target / name)
+            copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
+            copy(source / name, target / name)
 
     @property
     def is_beside(self) -> bool:

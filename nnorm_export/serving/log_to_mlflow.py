@@ -17,6 +17,7 @@ from nnorm_export.files import onnx_file
 from nnorm_export.files.tensors import TensorInfo
 from nnorm_export.files.tuned import is_tuned, read_tuned
 from nnorm_export.parity.certificates import signatures
+from nnorm_export.parity.certificates.bom_reading import folder_of
 from nnorm_export.parity.certificates.replay import replay
 from nnorm_export.parity.verdict.outcome import ParityReport
 from nnorm_export.runtimes import RUNTIMES, Runner, installed_version, load
@@ -72,6 +73,7 @@ def log_to_mlflow(
     runner = load(path, **options)
     signature = arguments.pop("signature", None) or _signature(runner)
     if certificate is not None:
+        certificate = folder_of(file, Path(certificate))
         replayed = replay(file, certificate, runtime=runtime, public_key=public_key)
         report = replayed if report is None else report
         _require(replayed, f"{file} does not pass the certificate {certificate}")

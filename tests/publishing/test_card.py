@@ -15,6 +15,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from certificate_edits import edited
 from markdown_it import MarkdownIt
 from small_classifier import Classifier
 
@@ -233,11 +234,11 @@ def test_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path, output = folder / "model.onnx", tmp_path / "card"
     other = folder / "other.onnx"
     nnorm_export.export(Classifier(4).eval(), (X,), other, verify=False)
-    certificate = json.loads((folder / "model.parity" / "certificate.json").read_text())
-    damaged = Path(shutil.copytree(folder / "model.parity", folder / "damaged"))
-    (damaged / "certificate.json").write_text(json.dumps(certificate | {"outputs": [{"name": "x"}]}))
-    without = Path(shutil.copytree(folder / "model.parity", folder / "without"))
-    (without / "certificate.json").write_text(json.dumps(certificate | {"metric": {"value": "x"}}))
+    damaged, without = (Path(shutil.copytree(folder / "model.parity", folder / name)) for name in ("bad", "without"))
+    with edited(damaged) as predicate:
+        predicate["outputs"] = [{"name": "x"}]
+    with edited(without) as predicate:
+        predicate["metric"] = {"value": "x"}
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (ParityError, "is not the file that", {"path": other, "certificate": folder / "model.parity"}),
         (ModelFileError, "they were measured for another file than", {"path": other, "tuned": tuned(path)}),
