@@ -18,7 +18,7 @@ _WIDTH = 32
 
 
 def network(seed: int) -> nn.Module:
-    """It takes about 10 ms a row, so that a kill meets requests that are being computed."""
+    """It takes 5 to 10 ms a row, so that a kill meets requests that are being computed."""
     torch.manual_seed(seed)
     body: list[nn.Module] = [nn.Conv2d(1, _WIDTH, 3, padding=1)]
     for _ in range(6):

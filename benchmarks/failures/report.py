@@ -42,7 +42,7 @@ _ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "requests": lambda load: f"{load['requests']:,}",
     "lost": lambda load: str(load["lost"]),
     "wrong": lambda load: str(load["wrong"]),
-    "sent more than once": lambda load: str(load["retried"]),
+    "sent more than once": lambda load: f"{load['retried']:,}",
     "attempts that failed during a replacement": lambda load: str(load["failed_in_replacements"]),
     "seconds": lambda load: f"{load['seconds']:.0f}",
     "p50": lambda load: f"{load['p50_ms']:.1f} ms",
