@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.failures.models import ROWS
 from benchmarks.measure import describe_machine, markdown_table
 
 TEXT = """
-{qps:g} requests per second (an open loop with Poisson arrivals), each of one row, each row another, seed {seed}. The
+{qps:g} requests per second (an open loop with Poisson arrivals), each of one of {rows} rows in turn, seed {seed}. The
 latency counts from the time at which a request was to arrive, until its answer, all attempts included.
 
 {loads}
@@ -31,6 +32,7 @@ def section(found: Mapping[str, Any]) -> str:
     text = TEXT.format(
         qps=found["qps"],
         seed=found["seed"],
+        rows=ROWS,
         loads="\n".join(markdown_table(lines)),
         disturbances="\n".join(markdown_table(events)),
         failed="\n".join(["What the client read in attempts that failed:", "", *failed] if failed else []),

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from benchmarks.failures.__main__ import Arrivals
 from benchmarks.failures.client import Ask, Attempt, AttemptFailed, Client, Log, Versions
 from benchmarks.failures.disturbances import Disturber, Event
 from benchmarks.failures.figures import figures
+from benchmarks.failures.report import section
 from nnorm_export.dtypes import Array
 from nnorm_export.tuning.open_loop import Answers, run_open_loop
 
@@ -223,3 +225,30 @@ def test_what_is_sent_again_to_ray(
         server.server_close()
     with pytest.raises(AttemptFailed, match="ConnectionRefusedError"):
         ask(IMAGE)
+
+
+def test_the_section_of_the_results() -> None:
+    log = Log([Attempt(0, 0.0, 0.1, problem="500"), Attempt(0, 0.2, 0.3)])
+    answers = Answers(np.array([0.3]), np.zeros(1), 1.0, False)
+    load = asdict(figures(answers, log, Versions([OLD, NEW])))
+    times = dict.fromkeys(disturbances.KINDS, 1.5)
+    text = section(
+        {
+            "calm": None,
+            "disturbed": load,
+            "events": {"replica": 2, "replacement": 3, "node": 4},
+            "cuts": {"held": 5},
+            "longest_recovery": times,
+            "version": "Server 1",
+            "qps": 20.0,
+            "seed": 6,
+        }
+    )
+    for line in (
+        "| lost | 0 |",
+        "| sent more than once | 1 |",
+        "| node killed | 4 | 1.5 s |",
+        "- 1 × `N`",
+        "Server 1.",
+    ):
+        assert line in text
