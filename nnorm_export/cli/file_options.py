@@ -207,7 +207,7 @@ class ServerOptions:
         panels.server(
             "--backend NAME",
             "onnxruntime (default), tensorrt (default for engines), or python: nnorm_export in the server.",
-            **panels.one_of("nnorm_export.serving.repository:BACKENDS", OTHER_BACKENDS),
+            **panels.one_of("nnorm_export.serving.arguments:BACKENDS", OTHER_BACKENDS),
         ),
     ] = None
     library_path: Annotated[
