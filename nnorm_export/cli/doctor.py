@@ -106,6 +106,8 @@ def _component_fact(component: Component) -> tuple[str, str]:
 
 def _runtime_text(found: RuntimeDiagnosis, path: str | None) -> str:
     implementations = implementations_text(found.implementations)
+    if found.in_blocks:
+        implementations += f", {len(found.in_blocks)} in the layout of convolutions"
     if not found.problem and not found.note:
         return "ready" if path is None else implementations or "runs it"
     text = f"cannot run: {one_line(found.problem)}" if found.problem else found.note

@@ -40,6 +40,7 @@ class RuntimeDiagnosis:
         exit_code: the exit code of the problem's error; 0 without a problem.
         implementations: node -> ``kernel``, ``body`` or ``plugin``; empty without a file, or if no normalization of the
             file is a node. With a problem or a note, the implementations after it is resolved.
+        in_blocks: the nodes that work in the layout of convolutions, see :attr:`.Runner.in_blocks`.
         known_faults: the faults of the runtime that would affect the file; see :attr:`.Runner.known_faults`.
         note: the step before the runtime can run the file; see :attr:`Runtime.before_onnx`.
     """
@@ -48,6 +49,7 @@ class RuntimeDiagnosis:
     problem: str = ""
     exit_code: int = 0
     implementations: dict[str, str] = field(default_factory=dict)
+    in_blocks: list[str] = field(default_factory=list)
     known_faults: list[str] = field(default_factory=list)
     note: str = ""
 
@@ -154,7 +156,12 @@ def _diagnose(runtime: Runtime, path: str | Path | None, trust_pickle: bool) -> 
         if runtime.before_onnx and not runtime.is_own(path):
             return _diagnose_unopened(runtime, path)
         runner = runtime(path, trust_pickle=trust_pickle)
-        return RuntimeDiagnosis(runtime.name, implementations=runner.implementations, known_faults=runner.known_faults)
+        return RuntimeDiagnosis(
+            runtime.name,
+            implementations=runner.implementations,
+            in_blocks=list(runner.in_blocks),
+            known_faults=runner.known_faults,
+        )
     except NnormExportError as error:
         return RuntimeDiagnosis(runtime.name, str(error), error.exit_code)
 

@@ -16,8 +16,10 @@ import torch
 from conv_networks import CASES, SHAPE, SKIPS, Block, conv_norm_relu
 from sampled import every_second
 from torch import nn
+from typer.testing import CliRunner
 
-from nnorm_export import NnormExportError, RuntimeMissingError, export, library, load, optimize, register
+from nnorm_export import NnormExportError, RuntimeMissingError, diagnose, export, library, load, optimize, register
+from nnorm_export.cli import app
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.runtimes.onnxruntime.blocked_layout import at_load
 
@@ -146,6 +148,13 @@ def test_what_cannot_be_rewritten_is_opened_as_it_is_with_a_warning(
             assert not load(source).in_blocks
         with pytest.raises(RuntimeMissingError, match="pip install onnx_ir networkx"):
             load(source, optimize=True)
+
+
+def test_doctor_says_which_norms_work_in_blocks(source: Path) -> None:
+    found = next(each for each in diagnose(source).runtimes if each.runtime == "onnxruntime")
+    assert found.in_blocks == list(load(source).in_blocks) != []
+    output = CliRunner().invoke(app, ["doctor", str(source)]).output
+    assert f"{len(found.implementations)} by kernel, {len(found.in_blocks)} in the layout of convolutions" in output
 
 
 def test_nothing_is_left_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
