@@ -18,7 +18,17 @@ from sampled import every_second
 from torch import nn
 from typer.testing import CliRunner
 
-from nnorm_export import NnormExportError, RuntimeMissingError, diagnose, export, library, load, optimize, register
+from nnorm_export import (
+    ModelFileError,
+    NnormExportError,
+    RuntimeMissingError,
+    diagnose,
+    export,
+    library,
+    load,
+    optimize,
+    register,
+)
 from nnorm_export.cli import app
 from nnorm_export.layers import LayerNormalNorm
 from nnorm_export.runtimes.onnxruntime.blocked_layout import at_load
@@ -140,7 +150,7 @@ def test_what_cannot_be_rewritten_is_opened_as_it_is_with_a_warning(
             runner = load(source)
         np.testing.assert_array_equal(runner(IMAGES)[0], expected)
         assert not runner.in_blocks
-        with pytest.raises(NnormExportError, match=r"optimize=True writes a temporary file.*set TMPDIR"):
+        with pytest.raises(NnormExportError, match=r"optimize=True takes .*TMPDIR"):
             load(source, optimize=True)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnx_ir", None)
@@ -155,6 +165,62 @@ def test_doctor_says_which_norms_work_in_blocks(source: Path) -> None:
     assert found.in_blocks == list(load(source).in_blocks) != []
     output = CliRunner().invoke(app, ["doctor", str(source)]).output
     assert f"{len(found.implementations)} by kernel, {len(found.in_blocks)} in the layout of convolutions" in output
+
+
+def test_external_data_that_are_missing_are_named(tmp_path: Path) -> None:
+    network = nn.Sequential(conv_norm_relu(3, 16), conv_norm_relu(16, 16)).eval()
+    path = portable(network, tmp_path / "net.onnx", external_data=True)
+    assert load(path).in_blocks
+    (data,) = path.parent.glob("*.data")
+    data.unlink()
+    for optimize_ in (None, True, False):
+        with pytest.raises(ModelFileError, match=rf"its weights lie in {data.name}, which is not beside it"):
+            load(path, optimize=optimize_)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("session.save_model_format", "ORT"),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "0"),
+        ("session.optimized_model_external_initializers_file_name", "others"),
+    ],
+)
+def test_how_the_caller_saves_graphs_changes_nothing(key: str, value: str, source: Path) -> None:
+    runner = load(source, session_config={key: value})
+    assert runner.in_blocks
+    assert set(runner.implementations.values()) == {"kernel"}
+    np.testing.assert_array_equal(runner(IMAGES)[0], load(source, optimize=False)(IMAGES)[0])
+
+
+def test_without_memory_for_the_second_graph_the_file_is_opened_as_it_is(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> list[str]:
+        raise MemoryError
+
+    monkeypatch.setattr(at_load, "rewrite", fail)
+    with pytest.warns(UserWarning, match="which is slower: MemoryError"):
+        assert not load(source).in_blocks
+    with pytest.raises(NnormExportError, match=r"optimize=True takes memory .*MemoryError"):
+        load(source, optimize=True)
+
+
+def test_a_full_disk_is_not_an_error_of_the_file(source: Path) -> None:
+    resource = pytest.importorskip("resource", reason="Windows has no limits")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    load(source)  # compiles what is imported
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, unlimited[1]))  # Python ignores the signal
+    try:
+        with pytest.warns(UserWarning, match="slower: ") as caught:
+            assert not load(source).in_blocks
+        with pytest.raises(NnormExportError, match="TMPDIR") as raised:
+            load(source, optimize=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    for text in (str(caught[0].message), str(raised.value)):
+        assert "cannot load it" not in text
+        assert "weights" in text
 
 
 def test_nothing_is_left_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

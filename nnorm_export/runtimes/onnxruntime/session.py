@@ -46,6 +46,14 @@ _OLDEST_WITH_OVERLOADS = (1, 27)  # since this version a node of the graph choos
 _DTYPES = {dtype.onnxruntime: dtype.numpy for dtype in DTYPES.values()}
 
 EXTERNAL_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+# How a session writes its graph, whatever the configuration of the caller says.
+_OF_GRAPHS = {
+    "session.save_model_format": "ONNX",
+    EXTERNAL_WEIGHTS: "weights",
+    # ONNX Runtime infers shapes from small weights, and does not read them from other files for that.
+    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+    "session.disable_prepacking": "1",
+}
 
 
 def import_onnxruntime() -> Any:
@@ -132,8 +140,8 @@ class OnnxRuntimeRunner(Runner):
         # Only the optimized graph is read, without weights, so that no weight needs to be packed for kernels.
         self._graph_options = session_options or self._own_options(intra_op_num_threads, kernels)
         if session_options is None:
-            self._graph_options.add_session_config_entry(EXTERNAL_WEIGHTS, "weights")
-            self._graph_options.add_session_config_entry("session.disable_prepacking", "1")
+            for key, value in _OF_GRAPHS.items():
+                self._graph_options.add_session_config_entry(key, value)
         self._session = self._open_in_blocks(optimize) or self._open(self._options)
         self._refuse_other_providers()
         self.inputs = [self._info(arg) for arg in self._session.get_inputs()]
@@ -160,16 +168,17 @@ class OnnxRuntimeRunner(Runner):
                     return None
                 final = {"graph_optimization_level": self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
                 session = self._open(self._options, path=rewritten, **final)
-        except (OSError, RuntimeMissingError, ModelFileError) as error:
-            if optimize and isinstance(error, OSError):
-                why = f"optimize=True writes a temporary file ({first_line(error)}); set TMPDIR to another folder"
-                raise NnormExportError(f"{self._file.path}: {why}") from error
-            if optimize:
+        except (OSError, MemoryError, RuntimeMissingError, ModelFileError) as error:
+            if optimize and isinstance(error, RuntimeMissingError):
                 raise
             # If the file is the reason, it cannot be opened as it is either, and that says why.
             session, in_blocks = self._open(self._options), []
+            reason = first_line((isinstance(error, ModelFileError) and error.__cause__) or error)
+            if optimize:
+                why = f"optimize=True takes memory and a temporary folder ({reason}); TMPDIR sets another folder"
+                raise NnormExportError(f"{self._file.path}: {why}") from error
             slower = "its norms do not work in the layout of its convolutions, which is slower"
-            warnings.warn(f"{self._file.path}: {slower}: {first_line(error)}", UserWarning, stacklevel=1)
+            warnings.warn(f"{self._file.path}: {slower}: {reason}", UserWarning, stacklevel=1)
         self.in_blocks = in_blocks
         return session
 

@@ -33,7 +33,8 @@ def may_gain(file: ModelFile, block: int | None) -> bool:
 def is_large(file: ModelFile) -> bool:
     """Whether load() does not rewrite the file without being asked, because its weights would be written once more."""
     files = (file.path, *(file.path.parent / name for name in file.external_data))
-    return sum(path.stat().st_size for path in files) > MOST_BYTES
+    # Opening the file reports external data that are missing.
+    return sum(path.stat().st_size for path in files if path.exists()) > MOST_BYTES
 
 
 def rewrite(written: Path, rewritten: Path, block: int, source: Path) -> list[str]:
