@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 import warnings
@@ -229,6 +230,30 @@ def test_nothing_is_left_behind(source: Path, tmp_path: Path, monkeypatch: pytes
     assert runner.in_blocks
     assert not list(tmp_path.iterdir())
     assert runner(IMAGES)[0].shape == (3, 5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what is mapped")
+def test_where_mapped_files_cannot_be_removed_none_is_mapped(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("/weights (deleted)")
+
+    gc.collect()
+    others = mapped()
+    expected = load(source, optimize=False)(IMAGES)[0]
+    runner = load(source)
+    assert mapped() > others
+    del runner
+    gc.collect()
+    assert mapped() == others
+    monkeypatch.setattr(at_load, "KEEPS_MAPPED_FILES", True)  # as on Windows
+    runner = load(source)
+    assert runner.in_blocks
+    assert mapped() == others
+    np.testing.assert_array_equal(runner(IMAGES)[0], expected)
+    monkeypatch.setattr(at_load, "MOST_BYTES", 1000)
+    assert not load(source).in_blocks
+    with pytest.raises(NnormExportError, match="weights of up to 1 GiB on this system"):
+        load(source, optimize=True)
 
 
 def test_options_that_cannot_be_met(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,8 +157,14 @@ class OnnxRuntimeRunner(Runner):
                 raise NnormExportError("optimize=True: norms work in the layout of convolutions by kernels on the CPU")
             return None
         block = this_machine(self._ort).block
-        if block is None or not at_load.may_gain(self._file, block) or (not optimize and at_load.is_large(self._file)):
+        if block is None or not at_load.may_gain(self._file, block):
             return None
+        if at_load.is_large(self._file):
+            if optimize and at_load.KEEPS_MAPPED_FILES:
+                why = "optimize=True takes weights of up to 1 GiB on this system; open a file that optimize() wrote"
+                raise NnormExportError(f"{self._file.path}: {why}")
+            if not optimize:
+                return None
         try:
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 written, rewritten = Path(folder) / "graph.onnx", Path(folder) / "in_blocks.onnx"

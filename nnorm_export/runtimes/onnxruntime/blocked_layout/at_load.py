@@ -1,12 +1,16 @@
 """load()'s part of the blocked layout: whether a file may gain, and ONNX Runtime's graph of it, rewritten.
 
 The graph lies in a temporary folder while a session is opened. Its weights are the file that ONNX Runtime wrote beside
-it. Making it takes about as long as opening the file once more.
+it. The session maps this file into memory, so that its space on the disk is free again when the session ends. Windows
+cannot remove a file that is mapped: there the weights are in the file of the graph, which is read as a whole.
+
+Making the graph takes about as long as opening the file once more.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 from nnorm_export.domain import OPERATORS
@@ -14,6 +18,7 @@ from nnorm_export.errors import RuntimeMissingError, first_line
 from nnorm_export.files.onnx_file import ModelFile
 
 MOST_BYTES = 1 << 30  # of a file with its weights, which load() rewrites without being asked
+KEEPS_MAPPED_FILES = os.name == "nt"  # whether the system refuses to remove a file that is mapped into memory
 
 
 def may_gain(file: ModelFile, block: int | None) -> bool:
@@ -54,5 +59,7 @@ def rewrite(written: Path, rewritten: Path, block: int, source: Path) -> list[st
     left = nchwc.use_blocks(model, block)
     in_blocks = [node.name for node in nchwc.norms_of(model) if node not in left]
     if in_blocks:
+        if KEEPS_MAPPED_FILES:
+            ir.external_data.load_to_model(model)
         ir.save(model, rewritten)
     return in_blocks
