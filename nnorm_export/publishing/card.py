@@ -94,6 +94,11 @@ def _loading(contents: Contents) -> Iterator[str]:
     if needs_kernels:
         lines.insert(1, "import nnorm_export")
         lines += ["options = onnxruntime.SessionOptions()", "nnorm_export.register(options)  # the kernels"]
+    if description.form == "optimized":
+        lines += [
+            "level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL",
+            "options.graph_optimization_level = level  # the graph is final",
+        ]
     options = ", options" if needs_kernels else ""
     lines += [f"session = onnxruntime.InferenceSession(folder + {_name('/' + contents.model)}{options})"]
     yield fenced("python", "\n".join(lines))

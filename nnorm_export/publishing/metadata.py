@@ -56,6 +56,8 @@ class Metadata:
             ("datasets", self.datasets),
             ("evaluated_on", evaluated),
         ):
+            if isinstance(found, str):
+                raise ExportError(f"{option} is {found!r}; give a list of names")
             if wrong := [name for name in found if not _REPOSITORY.fullmatch(name)]:
                 raise ExportError(f"{option} has {wrong[0]!r}; give names on the Hub, owner/name")
 

@@ -114,7 +114,8 @@ def write_card(
         raise ModelFileError(f"{path}: a card is of an ONNX file, and this is one of {description.format}")
     if not license_id and _is_license(noted := description.metadata.get("license", "")):
         given = replace(given, license=noted)
-    found = None if certificate is None else certified(path, Path(local_certificate(certificate)))
+    # An absolute path, because "." has no name for the copy.
+    found = None if certificate is None else certified(path, Path(os.path.abspath(local_certificate(certificate))))
     settings = None if tuned is None else measured(path, Path(local(tuned)))
     plot = plot and bool(description.layers)
     if plot:
@@ -123,7 +124,8 @@ def write_card(
     with staged_folder(output) as staging, writing(output, shutil.Error):
         contents = folder.fill(staging)
         text = card_text(contents)
-        (staging / README).write_text(text + _end(text, contents.files), encoding="utf-8")
+        # Bytes, because Windows would write other ends of lines, with another SHA-256 than _end() has.
+        (staging / README).write_bytes((text + _end(text, contents.files)).encode())
     return Card(output, dict(contents.files), text, folder.notes(given))
 
 

@@ -265,3 +265,41 @@ def test_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RuntimeMissingError, match=r"nnorm_export\[plot\]"):
         write_card(path, output, "owner/net")
     assert not list(tmp_path.glob(".*nnorm*"))
+
+
+def test_a_certificate_whose_path_ends_without_a_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / "model.parity")
+    card = write_card(folder / "model.onnx", tmp_path / "card", "owner/net", certificate=".", plot=False)
+    assert "model.parity/certificate.json" in card.files
+    assert "## How to check" in card.text
+    assert any(note.startswith("model.parity in the folder has the inputs") for note in card.notes)
+
+
+def test_the_ends_of_lines_of_windows_do_not_change_a_card(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_on_windows(self: Path, data: str, encoding: str, newline: str | None = None) -> int:
+        return self.write_bytes((data if newline else data.replace("\n", "\r\n")).encode(encoding))
+
+    monkeypatch.setattr(Path, "write_text", as_on_windows)
+    for _ in range(2):  # the second takes the place of the first
+        write_card(folder / "model.onnx", tmp_path / "card", "owner/net", plot=False)
+
+
+def test_a_text_is_not_a_list_of_names(folder: Path, tmp_path: Path) -> None:
+    for option in ("base_model", "datasets"):
+        with pytest.raises(ExportError, match=f"{option} is 'gpt2'; give a list of names"):
+            write_card(folder / "model.onnx", tmp_path / "card", "owner/net", **{option: "gpt2"})
+
+
+def test_an_optimized_file_is_opened_without_optimizations(tmp_path: Path) -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 1), nnorm_export.layers.BatchNormalNorm2d(16)).eval()
+    source = nnorm_export.export(network, (torch.randn(2, 3, 4, 4),), tmp_path / "net.onnx", verify=False).path
+    path = nnorm_export.optimize(source, tmp_path / "net.cpu.onnx", verify=False).path
+    text = write_card(path, tmp_path / "card", "owner/net", plot=False).text
+    code = text.partition("import huggingface_hub")[2].partition("```")[0]
+    namespace: dict[str, Any] = {}
+    exec(code.replace('huggingface_hub.snapshot_download("owner/net")', repr(str(path.parent))), namespace)
+    assert str(namespace["options"].graph_optimization_level).endswith("ORT_DISABLE_ALL")
