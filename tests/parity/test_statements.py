@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from certificate_edits import edited, predicate_of
 from certified import build, certified
 from command_line import run
+from torch import nn
 
 from nnorm_export import InputError, NnormExportError, ParityError, compare_bits, replay, verify, write_bom
 from nnorm_export.files.sha256 import file_sha256
@@ -252,6 +254,40 @@ def test_a_certificate_that_is_no_statement_is_still_read(copied: Path) -> None:
     file.write_text(json.dumps(old | {"sha256": "0" * 64}))
     with pytest.raises(ParityError, match=r"its SHA-256 is \w{12}…, the certificate's 0{12}…"):
         replay(copied / "m.onnx", copied / "c")
+
+
+def test_external_data_that_changed_places_is_refused(tmp_path: Path) -> None:
+    """Both digests are those of the certificate: only the names tell that the file computes something else."""
+    first, second = (torch.full((4, 4), fill) for fill in (2.0, 3.0))
+    path = write_two_weights(tmp_path / "m.onnx", first.numpy(), second.numpy())
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    network.load_state_dict({"0.weight": first.T, "1.weight": second.T})
+    assert verify(path, network, torch.randn(3, 4), certificate=tmp_path / "c")
+    bom = write_bom(path, tmp_path / "c", tmp_path / "m.cdx.json")
+    content = [(tmp_path / name).read_bytes() for name in ("a.data", "b.data")]
+    for name, other in zip(("b.data", "a.data"), content, strict=True):
+        (tmp_path / name).write_bytes(other)
+    for given in (tmp_path / "c", bom):
+        with pytest.raises(ParityError, match=r"the SHA-256 of its external data a\.data is"):
+            replay(path, given)
+    with pytest.raises(ParityError, match=r"a\.data"):
+        write_bom(path, tmp_path / "c", tmp_path / "again.cdx.json")
+
+
+def write_two_weights(path: Path, *weights: Any) -> Path:
+    """A file that multiplies by both, each of which lies in a file of its own."""
+    names = ("a", "b")
+    tensors = [onnx.numpy_helper.from_array(weight, name) for name, weight in zip(names, weights, strict=True)]
+    shapes = [onnx.helper.make_tensor_value_info(name, 1, ["n", 4]) for name in "xy"]
+    nodes = [onnx.helper.make_node("MatMul", ["x", "a"], ["h"]), onnx.helper.make_node("MatMul", ["h", "b"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "two", shapes[:1], shapes[1:], tensors)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    for name, tensor in zip(names, proto.graph.initializer, strict=True):
+        path.with_name(f"{name}.data").write_bytes(tensor.raw_data)
+        onnx.external_data_helper.set_external_data(tensor, f"{name}.data")
+        tensor.ClearField("raw_data")
+    path.write_bytes(proto.SerializeToString())
+    return path
 
 
 def test_a_bom_elsewhere_refers_to_its_certificate(copied: Path) -> None:

@@ -96,7 +96,9 @@ def require_file(path: Path, certificate: Mapping[str, Any], where: Path) -> Non
 
 
 def require_subjects(path: Path, recorded: list[tuple[str, str]], where: Path, kind: str = "certificate") -> None:
-    """Checks that ``path`` and its external data have the digests ``recorded``, whatever the files are called.
+    """Checks that ``path`` and its external data have the digests ``recorded``, whatever the file ``path`` is called.
+
+    The file names its external data: of two such files that changed places, each has the other's digest.
 
     Args:
         where, kind: what has recorded them, for messages: a certificate or a BOM.
@@ -107,7 +109,8 @@ def require_subjects(path: Path, recorded: list[tuple[str, str]], where: Path, k
     """
     left = list(recorded)
     for name, sha256 in file_digests(path).items():
-        match = next((subject for subject in left if subject[1] == sha256), None)
+        of_its_name = [subject for subject in left if subject[0] == name and name != path.name]
+        match = next((subject for subject in of_its_name or left if subject[1] == sha256), None)
         if match is None:
             of_name = next((digest for subject, digest in left if subject == name), left[0][1] if left else "")
             what = "its SHA-256" if name == path.name else f"the SHA-256 of its external data {name}"
