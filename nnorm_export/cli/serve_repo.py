@@ -57,10 +57,10 @@ def serve_repo(
 
       nnorm-export serve-repo resnet.plan -o models --device gpu
 
-      nnorm-export serve-repo resnet.tuned.json -o models --kubernetes \
+      nnorm-export serve-repo resnet.tuned.json -o models --kubernetes \\
         --storage-uri pvc://models/vision --namespace vision
 
-      nnorm-export serve-repo resnet.onnx -o models --kserve \
+      nnorm-export serve-repo resnet.onnx -o models --kserve \\
         --storage-uri s3://models/vision --replicas 2 --max-replicas 8
     """
     from nnorm_export.cli.arrays import read_inputs_of_file
@@ -106,5 +106,5 @@ def _refuse_alone(cluster: ManifestOptions) -> None:
     changed = {f"--{name.replace('_', '-')}": value for name, value in vars(cluster).items()}
     changed["--manifests"] = changed.pop("--folder")
     changed["--replicas"] = cluster.replicas != ManifestOptions.replicas
-    if given := [option for option, value in changed.items() if value]:
+    if given := [option for option, value in changed.items() if value not in (None, False)]:
         raise NnormExportError(f"{given[0]} is for manifests; add --kubernetes, --kserve or both, or leave it out")

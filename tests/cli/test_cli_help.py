@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -117,3 +118,11 @@ def test_dtypes_are_taken_as_pytorch_and_numpy_spell_them(spelling: str, name: s
 )
 def test_usage_errors_are_exit_code_2(arguments: tuple[str, ...]) -> None:
     run(*arguments, code=2)
+
+
+def test_commands_of_the_help_can_be_copied() -> None:
+    """A backslash at the end of a line stays one: in a docstring it must be written twice."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        text = command.callback.__doc__ or ""
+        assert not re.search(r"\S {4,}-", text), command.callback.__name__
