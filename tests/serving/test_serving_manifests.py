@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,10 @@ def test_a_derived_name_is_said(negation: Path, tmp_path: Path) -> None:
         ({"replicas": 3, "max_replicas": 2}, {}, r"max_replicas is 2, less than replicas, 3"),
         ({"storage_uri": "s3://bucket"}, {}, r"a Deployment mounts pvc://CLAIM.*--kserve"),
         ({"storage_uri": "pvc://claim/../other"}, {}, r"a Deployment mounts pvc://CLAIM"),
+        ({"storage_uri": "pvc://my..claim"}, {}, r"a Deployment mounts pvc://CLAIM.*small letters"),
+        ({"storage_uri": f"pvc://{'c' * 254}"}, {}, r"a Deployment mounts pvc://CLAIM.*small letters"),
+        ({"kubernetes": False, "kserve": True, "storage_uri": "pvc://Claim"}, {}, r"and KServe too.*small letters"),
+        ({"folder": "net.onnx/manifests"}, {}, r"cannot write .*: there is no folder .*net\.onnx"),
         ({"storage_uri": "models"}, {}, r"storage_uri is 'models'; give a value such as pvc://"),
         ({"namespace": "Vision"}, {}, r"namespace is 'Vision'; give a value such as at most 63 small letters"),
         ({"namespace": "n" * 64}, {}, r"namespace is 'n{64}'"),
@@ -267,8 +272,14 @@ def test_a_derived_name_is_said(negation: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_no_cluster_takes_changes_nothing(
-    negation: Path, tmp_path: Path, options: dict[str, Any], arguments: dict[str, Any], message: str
+    negation: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    arguments: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     request = Manifests(**{"kubernetes": True, **options})
     with pytest.raises(ExportError, match=message):
         write_repository(negation, tmp_path / "models", manifests=request, **arguments)
@@ -312,6 +323,45 @@ def test_changes_of_a_user_are_kept(negation: Path, tmp_path: Path) -> None:
     assert sorted((tmp_path / "models" / "net").iterdir()) == versions
 
 
+def test_a_manifest_with_the_line_ends_of_windows_is_the_same(negation: Path, tmp_path: Path) -> None:
+    written(negation, tmp_path)
+    path = tmp_path / "manifests" / "net.kubernetes.yaml"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))  # as Git checks it out there
+    written(negation, tmp_path, replicas=6)
+    assert b"minReplicas: 6\n" in path.read_bytes()
+
+
+def test_a_manifest_of_another_model_is_not_replaced(negation: Path, tmp_path: Path) -> None:
+    written(negation, tmp_path, arguments={"name": "Net.1"})
+    with pytest.raises(
+        ExportError, match=r"net-1\.kubernetes\.yaml: it is of the model Net\.1, whose objects have the"
+    ):
+        written(negation, tmp_path, arguments={"name": "net-1"})
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["Net.1"]
+
+
+def test_other_models_of_the_repository_are_told(negation: Path, tmp_path: Path) -> None:
+    alone = write_repository(negation, tmp_path / "models", manifests=Manifests(kserve=True))
+    again = write_repository(negation, tmp_path / "models", manifests=Manifests(kserve=True))
+    assert not [note for note in (*alone.notes, *again.notes) if "all models" in note]
+    both = write_repository(negation, tmp_path / "models", name="second", manifests=Manifests(kserve=True))
+    assert [note for note in both.notes if "the pods load all models of the repository, net too" in note]
+
+
+def test_new_kernels_replace_the_pods(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest() -> str:
+        template = written(network, tmp_path)["Deployment"]["spec"]["template"]
+        return str(template["metadata"]["annotations"]["nnorm-export/digest"])
+
+    library = Path(shutil.copy(get_library_path(), tmp_path / "libnnorm_ort.so"))
+    monkeypatch.setenv("NNORM_EXPORT_LIBRARY", str(library))
+    before = digest()
+    assert digest() == before
+    with library.open("ab") as file:
+        file.write(b"another build")
+    assert digest() != before
+
+
 @pytest.mark.parametrize(
     "text", ["y", "n", "on", "No", "null", "~", "1e3", "0o7", "1_0", "12:30:00", "", " x", "a: b", "#"]
 )
@@ -334,8 +384,9 @@ def test_the_command_line(negation: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert "note: a pod asks for 2 CPUs, 1 × 2 (instances × threads)" in done.stderr
     assert "note: copy the content of models to pvc://net" in done.stderr
     assert "minReplicas: 3" in Path("manifests/net.kubernetes.yaml").read_text()
-    message = fails("serve-repo", "net.onnx", "-o", "models", "--namespace", "vision")
-    assert "--namespace is for manifests; add --kubernetes, --kserve or both" in message
+    for namespace in ("vision", ""):
+        message = fails("serve-repo", "net.onnx", "-o", "models", "--namespace", namespace)
+        assert "--namespace is for manifests; add --kubernetes, --kserve or both" in message
     assert "--replicas is for manifests" in fails("serve-repo", "net.onnx", "-o", "models", "--replicas", "4")
     assert "--manifests is for manifests" in fails("serve-repo", "net.onnx", "-o", "models", "--manifests", "m")
     report = run(*words, "--manifests", "m", "--json").stdout

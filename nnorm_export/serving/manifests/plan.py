@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 from nnorm_export import library
 from nnorm_export.errors import ExportError
 from nnorm_export.files.onnx_file import companions
-from nnorm_export.files.sha256 import file_sha256
-from nnorm_export.files.staging import parents_made, staged
-from nnorm_export.serving.config import Config
+from nnorm_export.files.sha256 import file_sha256, plain_sha256
+from nnorm_export.files.staging import check_output, parents_made, staged, writing
+from nnorm_export.serving.config import FILE, Config
 from nnorm_export.serving.manifests.kserve import inference_service_of
 from nnorm_export.serving.manifests.kubernetes import objects_of
 from nnorm_export.serving.manifests.pod import Fields, Pod, memory_of
@@ -43,8 +44,8 @@ class Plan:
             ExportError: the folder cannot be written.
         """
         for path, text in self.texts.items():
-            with parents_made(path), staged(path) as new:
-                new.write_text(text, encoding="utf-8")
+            with writing(path), parents_made(path), staged(path) as new:
+                new.write_bytes(text.encode())  # not write_text, which ends lines as this machine does
         return list(self.texts)
 
 
@@ -83,10 +84,17 @@ def planned(
         device=config.device,
         cpus=config.instances * max(config.threads, 1),
         memory=memory,
-        digest=_digest(file_sha256(path), config, config.max_queue_delay_microseconds, max_batch_size),
+        digest=_digest(
+            file_sha256(path),
+            config,
+            config.max_queue_delay_microseconds,
+            max_batch_size,
+            *map(plain_sha256, libraries),
+        ),
         request=request,
     )
     folder = _beside(repository) if request.folder is None else Path(request.folder)
+    _check_folder(folder)
     texts = {
         file: merged(file, yaml_of(objects), overwrite=overwrite)
         for file, objects in _files(request, pod, folder).items()
@@ -98,6 +106,12 @@ def planned(
 def _beside(repository: Path) -> Path:
     has_name = repository.name not in ("", "..")  # "." has none
     return (repository if has_name else repository.resolve()).parent / "manifests"
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises the ExportError of a folder that cannot be made or written, before the repository is."""
+    nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    check_output(nearest / "manifest.yaml")
 
 
 def _files(request: Manifests, pod: Pod, folder: Path) -> dict[Path, list[Fields]]:
@@ -131,6 +145,11 @@ def _bytes_of(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, *companions(path)))
 
 
+def _others(repository: Path, model: str) -> list[str]:
+    """The other models in the repository."""
+    return sorted(file.parent.name for file in repository.glob(f"*/{FILE}") if file.parent.name != model)
+
+
 def _notes(pod: Pod, config: Config, repository: Path, *, measured: bool, shipped: bool) -> list[str]:
     memory = pod.memory if isinstance(pod.memory, str) else f"{pod.memory // 2**20} MiB"
     source = "which tune measured" if measured else f"by --instances and --threads ({THREADS} by default)"
@@ -139,6 +158,11 @@ def _notes(pod: Pod, config: Config, repository: Path, *, measured: bool, shippe
         f"(instances × threads), {source}, and {memory}",
         f"copy the content of {repository} to {pod.storage_uri}, from which the pods read it",
     ]
+    if others := _others(repository, pod.model):
+        notes.append(
+            f"the pods load all models of the repository, {', '.join(others)} too, whose memory and CPUs are not in "
+            "these numbers: give each model a repository of its own, or the pods more (--memory)"
+        )
     if shipped:
         notes.append(f"the kernels are a part of the repository; the pods load {config.kernels}")
     elif config.kernels:

@@ -16,10 +16,13 @@ THREADS = 2  # of an instance, where neither the caller nor tune says it
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035: names of services, and KServe's names
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")  # RFC 1123
+_MOST_OF_CLAIM = 253
 _MOST_CHARACTERS = 53  # KServe appends "-predictor", and a label has at most 63
 _QUANTITY = re.compile(r"[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _IMAGE = re.compile(r"[\w][\w.\-:/@]*", re.ASCII)
-_CLAIM = re.compile(r"pvc://(?P<claim>[a-z0-9]([-a-z0-9.]*[a-z0-9])?)(/(?P<path>[^\s]*))?")
+_OF_CLAIMS = "pvc://"
+_PART = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_CLAIM = re.compile(rf"pvc://(?P<claim>{_PART}(\.{_PART})*)(/(?P<path>[^\s]*))?")  # RFC 1123: names of claims
 _URI = re.compile(r"[a-z][a-z0-9+.\-]*://[^\s]+")
 
 
@@ -77,7 +80,7 @@ class Manifests:
         _refuse("storage_uri", self.storage_uri, _URI, "pvc://models/production")
         _refuse("namespace", self.namespace, _NAMESPACE, "at most 63 small letters, digits and -", 63)
         _refuse("memory", self.memory, _QUANTITY, "512Mi or 4Gi")
-        if self.kubernetes and self.storage_uri is not None:
+        if self.storage_uri is not None and (self.kubernetes or self.storage_uri.startswith(_OF_CLAIMS)):
             claim_of(self.storage_uri)
 
     def _check_replicas(self) -> None:
@@ -101,10 +104,17 @@ def claim_of(storage_uri: str) -> tuple[str, str]:
     """
     found = _CLAIM.fullmatch(storage_uri)
     path = (found["path"] or "").strip("/") if found else ""
-    if found is None or ".." in path.split("/"):
+    if found is None or len(found["claim"]) > _MOST_OF_CLAIM or ".." in path.split("/"):
+        is_claim = storage_uri.startswith(_OF_CLAIMS)
+        remedy = (
+            "The name of a claim has small letters, digits, - and dots between them, and the folder lies in it"
+            if is_claim
+            else "Copy the repository to a claim, or write a manifest for KServe (kserve=True, --kserve), which "
+            "downloads it"
+        )
         raise ExportError(
-            f"storage_uri is {storage_uri!r}; a Deployment mounts pvc://CLAIM or pvc://CLAIM/FOLDER. Copy the "
-            "repository to a claim, or write a manifest for KServe (kserve=True, --kserve), which downloads it"
+            f"storage_uri is {storage_uri!r}; a Deployment mounts pvc://CLAIM or pvc://CLAIM/FOLDER"
+            f"{', and KServe too' * is_claim}. {remedy}"
         )
     return found["claim"], path
 

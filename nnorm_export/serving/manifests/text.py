@@ -16,6 +16,7 @@ _HEADER = "# nnorm-export serve-repo wrote this file, and keeps your changes: "
 _SIGNATURE = re.compile(rf"\A{re.escape(_HEADER)}(?P<digest>[0-9a-f]{{64}})\n")
 # Text that every reader takes as text. Readers of YAML 1.1 take y for true, and others 1e3 or 0o7 for a number.
 _PLAIN = re.compile(r"[A-Za-z/][\w./\-]+(:[\w./\-]+)*", re.ASCII)
+_MODEL = re.compile(r"^ *nnorm-export/model: *(.+?) *$", re.MULTILINE)
 _BYTES = 2**20  # as etcd, which keeps no larger object
 
 
@@ -53,12 +54,18 @@ def merged(path: Path, text: str, *, overwrite: bool) -> str:
     new = f"{_HEADER}{_digest(text)}\n{text}"
     if overwrite or not path.exists():
         return new
-    old = read_bytes(path, _BYTES, ExportError).decode("utf-8", "replace")
+    # Git on Windows ends lines with \r\n.
+    old = read_bytes(path, _BYTES, ExportError).decode("utf-8", "replace").replace("\r\n", "\n")
     signature = _SIGNATURE.match(old)
     if signature is None:
         raise ExportError(
             f"{path}: serve-repo did not write it, and would replace it; give another folder (--manifests), or "
             "overwrite_config=True (--overwrite-config)"
+        )
+    if (theirs := _MODEL.search(old)) and (ours := _MODEL.search(text)) and theirs[1] != ours[1]:
+        raise ExportError(
+            f"{path}: it is of the model {theirs[1]}, whose objects have the same name in a cluster; give another "
+            "name= (--name), or another folder (--manifests)"
         )
     if signature["digest"] == _digest(text):
         return old
