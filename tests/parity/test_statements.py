@@ -300,6 +300,23 @@ def test_a_bom_elsewhere_refers_to_its_certificate(copied: Path) -> None:
     assert replay(copied / "m.onnx", written)
 
 
+def test_a_bom_in_a_linked_folder_refers_to_its_certificate(copied: Path) -> None:
+    (copied / "releases" / "first").mkdir(parents=True)
+    (copied / "latest").symlink_to(copied / "releases" / "first")
+    written = write_bom(copied / "m.onnx", copied / "c", copied / "latest" / "m.cdx.json")
+    for place in (written, written.resolve()):
+        assert replay(copied / "m.onnx", place)
+
+
+def test_a_bom_has_the_same_bytes_on_windows(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_on_windows(path: Path, text: str, encoding: str | None = None, newline: str | None = None) -> int:
+        return path.write_bytes((text if newline else text.replace("\n", "\r\n")).encode(encoding or "utf-8"))
+
+    monkeypatch.setattr(Path, "write_text", as_on_windows)
+    again = write_bom(copied / "m.onnx", copied / "c", copied / "again.cdx.json")
+    assert again.read_bytes() == (copied / "m.cdx.json").read_bytes()
+
+
 def test_where_a_bom_may_not_lie(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, data = copied / "m.onnx", data_of(copied)
     for output, words in (

@@ -54,7 +54,7 @@ def write_bom(path: str | Path, certificate: str | Path, output: str | Path) -> 
     path, folder, output = Path(path), Path(certificate), Path(output)
     content = json.dumps(bom_of(path, folder, output), indent=2) + "\n"
     with staging.staged(output) as new, staging.writing(output):
-        new.write_text(content, encoding="utf-8")
+        new.write_bytes(content.encode())  # not write_text, which ends lines as this machine does
     return output
 
 
@@ -126,8 +126,13 @@ def _model(certificate: Mapping[str, Any], reference: dict[str, Any], data: list
 
 def _reference(folder: Path, output: Path, sha256: str) -> dict[str, Any]:
     """Where the certificate lies, from the folder of the BOM."""
+    # The system follows links before it applies "..".
+    certificate, start = (
+        folder.absolute().parent.resolve() / folder.name / CERTIFICATE,
+        output.absolute().parent.resolve(),
+    )
     try:
-        relative = os.path.relpath(folder / CERTIFICATE, output.absolute().parent)
+        relative = os.path.relpath(certificate, start)
     except ValueError as error:
         raise InputError(f"{output} and {folder} lie on different drives; a BOM needs one for both") from error
     return {
