@@ -322,6 +322,7 @@ def test_where_a_bom_may_not_lie(copied: Path, monkeypatch: pytest.MonkeyPatch) 
     for output, words in (
         (path, "it is the file that the BOM is of"),
         (data, "it is the file that the BOM is of"),
+        (copied / "best.pth", "a BOM is a JSON file; give it the suffix .json"),
         (copied / "c" / "m.cdx.json", "it lies in the folder of the certificate"),
     ):
         with pytest.raises(InputError, match=words):
@@ -336,6 +337,9 @@ def test_where_a_bom_may_not_lie(copied: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "it goes with --record DIR or" in run("verify", "m.onnx", *model, "--bom", "b.json", code=2).stderr
     wrong = run("verify", "m.onnx", *model, "--record", "d", "--bom", "m.onnx", code=2).stderr
     assert "it is the file that the BOM is of" in wrong
+    wrong = run("verify", "m.onnx", *model, "--record", "d", "--bom", "best.pth", code=2).stderr
+    assert "a BOM is a JSON file" in wrong
+    assert torch.load("best.pth").keys() == build().state_dict().keys()
     assert not (copied / "d").exists()
 
 

@@ -28,6 +28,7 @@ from nnorm_export.runtimes import RUNTIMES
 
 SPEC_VERSION = "1.6"
 ATTESTATION = "attestation"  # the type of the reference to the certificate
+ENDING = ".json"
 MODEL = "machine-learning-model"
 _ALWAYS = ("nnorm_export", "torch", "onnx", "numpy")  # what every file was made and compared with
 
@@ -43,7 +44,7 @@ def write_bom(path: str | Path, certificate: str | Path, output: str | Path) -> 
     Args:
         path: the file that the certificate is of.
         certificate: the folder that ``verify(…, certificate=)`` wrote.
-        output: the BOM, usually called ``NAME.cdx.json``. It refers to the certificate relative to its own folder.
+        output: the BOM, a name with the suffix ``.json``, usually ``NAME.cdx.json``. It refers to the certificate relative to its own folder.
 
     Raises:
         ParityError: the certificate is of another file.
@@ -62,13 +63,15 @@ def check_output(path: Path, folder: Path, output: Path) -> None:
     """Raises the errors of :func:`write_bom` that can be known before the comparison.
 
     Raises:
-        InputError: ``output`` is the model, or would lie in the certificate's folder, whose files a signature covers.
+        InputError: ``output`` is the model or has another suffix than ``.json``, or would lie in the certificate's folder, whose files a signature covers.
         ExportError: ``output`` cannot be written.
     """
     staging.check_output(output)
     taken = [path, *companions(path)]
     if output.resolve() in {each.resolve() for each in taken}:
         raise InputError(f"{output}: it is the file that the BOM is of; name another output")
+    if output.suffix.lower() != ENDING:  # the name of a key or a checkpoint, which it would replace
+        raise InputError(f"{output}: a BOM is a JSON file; give it the suffix {ENDING}")
     if output.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{output}: it lies in the folder of the certificate, which has no other files; put it beside")
 
