@@ -186,6 +186,8 @@ def test_what_is_installed(job: Job) -> None:
     assert job.run("Install")[0].returncode == 0
     told = (job.folder / "arguments").read_text()
     assert f"--constraint\n{ROOT}/requirements/test.txt\n--\n{ROOT}[onnxruntime,torch]\n" in told
+    of_torch = told[: told.index("\n--index-url\n")].splitlines()
+    assert "--no-deps" in of_torch, "PyTorch's index does not have the pinned versions of all packages"
     (job.folder / "arguments").unlink()
     assert job.run("Install", package="nnorm_export[torch]==0.1.0")[0].returncode == 0
     told = (job.folder / "arguments").read_text()
