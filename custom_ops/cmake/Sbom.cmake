@@ -12,7 +12,7 @@ function(nnorm_sbom_component name version license what)
     set(version_entry ", \"version\": \"${version}\"")
   endif()
   set(license_entry "{\"license\": {\"name\": \"${license}\"}}")
-  if(license MATCHES "^(MIT|[A-Z]+-[0-9.]+(-or-later)? WITH .*)$")
+  if(license MATCHES "^(MIT|[A-Za-z]+-[0-9.]+(-or-later)? WITH .*)$")
     set(license_entry "{\"expression\": \"${license}\"}")
   endif()
   set(components "${components},
