@@ -44,7 +44,8 @@ def write_bom(path: str | Path, certificate: str | Path, output: str | Path) -> 
     Args:
         path: the file that the certificate is of.
         certificate: the folder that ``verify(…, certificate=)`` wrote.
-        output: the BOM, a name with the suffix ``.json``, usually ``NAME.cdx.json``. It refers to the certificate relative to its own folder.
+        output: the BOM, a name with the suffix ``.json``, usually ``NAME.cdx.json``. It refers to the certificate
+            relative to its own folder.
 
     Raises:
         ParityError: the certificate is of another file.
@@ -63,7 +64,8 @@ def check_output(path: Path, folder: Path, output: Path) -> None:
     """Raises the errors of :func:`write_bom` that can be known before the comparison.
 
     Raises:
-        InputError: ``output`` is the model or has another suffix than ``.json``, or would lie in the certificate's folder, whose files a signature covers.
+        InputError: ``output`` is the model or has another suffix than ``.json``, or would lie in the certificate's
+            folder, whose files a signature covers.
         ExportError: ``output`` cannot be written.
     """
     staging.check_output(output)
