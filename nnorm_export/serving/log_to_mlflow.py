@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -86,7 +87,7 @@ def log_to_mlflow(
         arguments.setdefault("pip_requirements", _requirements(runner))
     arguments["tags"] = {f"{KEY}.{SHA256}": sha256} | (arguments.get("tags") or {})
     arguments["metadata"] = {KEY: metadata} | (arguments.get("metadata") or {})
-    with _gathered(path, file, certificate) as folder, _run(mlflow):
+    with gathered(path, file, certificate) as folder, _run(mlflow):
         info = mlflow.pyfunc.log_model(
             name=name,
             loader_module=mlflow_model.__name__,
@@ -173,8 +174,8 @@ def _spec(info: TensorInfo, *, is_named: bool = True) -> Any:
 
 
 @contextmanager
-def _gathered(path: Path, file: Path, certificate: str | Path | None) -> Iterator[Path]:
-    """A folder with links to what the model consists of, which MLflow copies."""
+def gathered(path: Path, file: Path, certificate: str | Path | None) -> Iterator[Path]:
+    """A folder with what the model consists of, which MLflow copies: links, or copies where the system has none."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, FOLDER)
         entries = {each.absolute().relative_to(path.absolute().parent): each for each in _files(path, file)}
@@ -183,8 +184,18 @@ def _gathered(path: Path, file: Path, certificate: str | Path | None) -> Iterato
         for name, source in entries.items():
             link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(source.absolute())
+            try:
+                link.symlink_to(source.absolute())
+            except OSError:  # Windows lets few users make links, and some file systems have none
+                _copy(source, link)
         yield folder
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)
 
 
 def _files(path: Path, file: Path) -> list[Path]:
