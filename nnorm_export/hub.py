@@ -59,7 +59,8 @@ class Address:
             revision, rest = (unquote(found[0]), rest[found.end() :]) if found else ("", rest)
         path = rest.removeprefix("/").rstrip("/")
         parts = path.split("/")
-        wrong = {"", ".", ".."}.intersection(parts) or "\\" in path or "\0" in path
+        wrong = {"", ".", ".."}.intersection([*parts, *(revision or "main").split("/")])
+        wrong |= {"\\", "\0"}.intersection(path + (revision or ""))
         if revision == "" or wrong or not (_NAME.fullmatch(owner) and _NAME.fullmatch(name)):
             raise error(f"{text}: not an address on the Hub; give {EXAMPLE}, or with a revision, hf://owner/name@v1/…")
         return cls(f"{owner}/{name}", path, revision)

@@ -153,6 +153,9 @@ def test_errors(plain: Path, hub: FakeHub) -> None:
         "hf://owner/net/": "not an address on the Hub",
         "hf://owner/net@/model.onnx": "not an address on the Hub",
         "hf://owner/net/a/../model.onnx": "not an address on the Hub",
+        "hf://owner/net@../model.onnx": "not an address on the Hub",
+        "hf://owner/net@a%2F..%2F..%2Fb/model.onnx": "not an address on the Hub",
+        "hf://owner/net@a%00/model.onnx": "not an address on the Hub",
         "hf://owner/../model.onnx": "not an address on the Hub",
         "hf://datasets/owner/net/model.onnx": "models are read from repositories of models",
     }.items():
