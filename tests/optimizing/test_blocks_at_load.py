@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from nnorm_export import (
 )
 from nnorm_export.cli import app
 from nnorm_export.layers import LayerNormalNorm
+from nnorm_export.runtimes.onnxruntime import session
 from nnorm_export.runtimes.onnxruntime.blocked_layout import at_load
 
 pytestmark = SKIPS
@@ -254,6 +257,20 @@ def test_where_mapped_files_cannot_be_removed_none_is_mapped(source: Path, monke
     assert not load(source).in_blocks
     with pytest.raises(NnormExportError, match="weights of up to 1 GiB on this system"):
         load(source, optimize=True)
+
+
+def test_one_file_is_opened_while_another_is(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=20)
+    open_session = session.open_session
+
+    def opened(*arguments: Any) -> Any:
+        both.wait()  # for the other thread, which opens a session at the same time
+        return open_session(*arguments)
+
+    monkeypatch.setattr(session, "open_session", opened)
+    with ThreadPoolExecutor(2) as pool:
+        runners = list(pool.map(load, [source, source]))
+    assert all(runner.in_blocks for runner in runners)
 
 
 def test_options_that_cannot_be_met(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

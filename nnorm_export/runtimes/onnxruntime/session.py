@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -135,6 +136,7 @@ class OnnxRuntimeRunner(Runner):
             refuse_unknown_bodies(self._file)
         self._faults = faults_of(self._file, self._ort.__version__, on_cpu=self._is_on_cpu)
         self._callers_options = session_options
+        self._changing = threading.Lock()
         self._has_own_kernels = False
         self._options = session_options or self._own_options(intra_op_num_threads, kernels)
         # Only the optimized graph is read, without weights, so that no weight needs to be packed for kernels.
@@ -275,9 +277,14 @@ class OnnxRuntimeRunner(Runner):
         """A session of the file, or of ``path`` in its place; ``changes`` are set in the options only meanwhile."""
         if self._optimized_for is not None:
             changes["graph_optimization_level"] = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        change: AbstractContextManager[None]
+        if options is self._callers_options:
+            change = changed(options, changes)
+        else:  # no other runner has these options, and its opening must not wait for this one
+            change = changed(options, changes, self._changing) if changes else nullcontext()
         with (
             loading(self._file.path, self._ort.__version__, lambda error: self._reason(str(error).strip())),
-            changed(options, changes) if changes or options is self._callers_options else nullcontext(),
+            change,
         ):
             return self._new_session(options, path or self._file.path)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nnorm_export.errors import ModelFileError, NnormExportError
 
-_changing = threading.Lock()  # threads may share options
+_changing = threading.Lock()  # threads may share the options of a caller
 
 
 def refuse_beside_options(
@@ -33,9 +33,9 @@ def refuse_beside_options(
 
 
 @contextmanager
-def changed(options: Any, changes: Mapping[str, Any]) -> Iterator[None]:
-    """Sets the attributes ``changes`` of ``options`` for the block, under a lock."""
-    with _changing:
+def changed(options: Any, changes: Mapping[str, Any], lock: threading.Lock = _changing) -> Iterator[None]:
+    """Sets the attributes ``changes`` of ``options`` for the block, under a lock: by default, that of all callers."""
+    with lock:
         unchanged = {name: getattr(options, name) for name in changes}
         try:
             for name, value in changes.items():
