@@ -32,5 +32,6 @@ def download_files(params: dict[str, Any]) -> None:
 
 
 def _refuse_output_beside(address: str, params: dict[str, Any]) -> None:
-    if "output" in params and params["output"] is None:
+    writes = params.get("replay") is None  # tune --replay measures alone
+    if writes and "output" in params and params["output"] is None:
         raise NnormExportError(f"{address}: the new file would lie in the cache; name it with --output")

@@ -25,7 +25,8 @@ from saved_weights import assert_same_weights
 from small_classifier import Classifier
 
 import nnorm_export
-from nnorm_export import CheckpointError, InputError, ModelFileError, RuntimeMissingError
+from nnorm_export import CheckpointError, InputError, ModelFileError, NnormExportError, RuntimeMissingError
+from nnorm_export.cli.published import download_files
 
 if importlib.util.find_spec("huggingface_hub") is None:
     pytest.skip("make test-tools installs huggingface_hub", allow_module_level=True)
@@ -139,6 +140,15 @@ def test_commands(plain: Path, hub: FakeHub, tmp_path: Path) -> None:
     assert fails("convert", MODEL, "--form", "primitives") == (
         f"error: {MODEL}: the new file would lie in the cache; name it with --output\n"
     )
+
+
+def test_tune_replays_settings_for_a_file_on_the_hub(plain: Path, hub: FakeHub, cache: Path) -> None:
+    hub.add("owner/net", contents(plain))
+    params = {"path": MODEL, "output": None, "replay": "model.tuned.json"}
+    download_files(params)
+    assert Path(str(params["path"])).is_relative_to(cache)
+    with pytest.raises(NnormExportError, match="would lie in the cache"):
+        download_files({"path": MODEL, "output": None, "replay": None})
 
 
 def test_errors(plain: Path, hub: FakeHub) -> None:
