@@ -123,7 +123,7 @@ def write_repository(
     measured = False
     if is_tuned(path):
         tuned = read_tuned(path)
-        measured = tuned.service is not None
+        measured = tuned.service is not None and instances is None and threads is None
         name = path.name.removesuffix(ENDING) if name is None else name
         given |= arguments_of(tuned, **given)
         path, of_settings = servable_file(tuned)

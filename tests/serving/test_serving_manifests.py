@@ -82,6 +82,14 @@ def test_the_options_win_over_tune(negation: Path, tmp_path: Path) -> None:
     assert container["resources"]["requests"]["cpu"] == "2"
 
 
+def test_the_notes_tell_whose_numbers_these_are(negation: Path, tmp_path: Path) -> None:
+    settings, request = write_settings(negation, SERVICE), Manifests(kubernetes=True)
+    for number, given in enumerate(({}, {"instances": 1}, {"threads": 1})):
+        written = write_repository(settings, tmp_path / str(number) / "models", manifests=request, **given)
+        (note,) = [note for note in written.notes if note.startswith("a pod asks for")]
+        assert ("which tune measured" in note, "by --instances and --threads" in note) == (not given, bool(given))
+
+
 def test_memory_grows_with_the_file_and_its_instances() -> None:
     mebibyte = 2**20
     assert memory_of(0, 1, "onnxruntime") == 512 * mebibyte
@@ -261,6 +269,7 @@ def test_a_derived_name_is_said(negation: Path, tmp_path: Path) -> None:
         ({"storage_uri": "pvc://my..claim"}, {}, r"a Deployment mounts pvc://CLAIM.*small letters"),
         ({"storage_uri": f"pvc://{'c' * 254}"}, {}, r"a Deployment mounts pvc://CLAIM.*small letters"),
         ({"kubernetes": False, "kserve": True, "storage_uri": "pvc://Claim"}, {}, r"and KServe too.*small letters"),
+        ({"folder": 5}, {}, r"the path of the manifests is int; give a str or a pathlib\.Path"),
         ({"folder": "net.onnx/manifests"}, {}, r"cannot write .*: there is no folder .*net\.onnx"),
         ({"storage_uri": "models"}, {}, r"storage_uri is 'models'; give a value such as pvc://"),
         ({"namespace": "Vision"}, {}, r"namespace is 'Vision'; give a value such as at most 63 small letters"),

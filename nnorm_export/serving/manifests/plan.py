@@ -13,6 +13,7 @@ from nnorm_export.errors import ExportError
 from nnorm_export.files.onnx_file import companions
 from nnorm_export.files.sha256 import file_sha256, plain_sha256
 from nnorm_export.files.staging import check_output, parents_made, staged, writing
+from nnorm_export.serving.arguments import as_path
 from nnorm_export.serving.config import FILE, Config
 from nnorm_export.serving.manifests.kserve import inference_service_of
 from nnorm_export.serving.manifests.kubernetes import objects_of
@@ -93,7 +94,7 @@ def planned(
         ),
         request=request,
     )
-    folder = _beside(repository) if request.folder is None else Path(request.folder)
+    folder = _beside(repository) if request.folder is None else as_path(request.folder, "the manifests")
     _check_folder(folder)
     texts = {
         file: merged(file, yaml_of(objects), overwrite=overwrite)
