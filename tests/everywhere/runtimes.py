@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,9 @@ def _lines(runtime: Runtime, folder: Path, names: Sequence[str], out: Path) -> I
         )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write("\n".join(names))
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # it has ended; how is told below
+        process.stdin.write("\n".join(names))
+        process.stdin.close()
     lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True).start()
     try:
