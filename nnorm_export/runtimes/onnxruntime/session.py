@@ -153,8 +153,9 @@ class OnnxRuntimeRunner(Runner):
 
     def _open_in_blocks(self, optimize: bool | None) -> Any:
         """A session whose norms between convolutions work in blocks; None if they do not, as for ``optimize=False``."""
-        with_kernels = self._is_on_cpu and self._optimized_for is None and self._has_own_kernels
-        if optimize is False or not with_kernels:
+        if optimize is False or self._optimized_for is not None:
+            return None
+        if not (self._is_on_cpu and self._has_own_kernels):
             if optimize:
                 raise NnormExportError("optimize=True: norms work in the layout of convolutions by kernels on the CPU")
             return None
