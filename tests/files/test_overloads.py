@@ -169,7 +169,7 @@ def test_an_older_onnxruntime_that_runs_one_body_for_all_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nn.Sequential(LayerNormalNorm((6, 10)), nn.Flatten(1), LayerNormalNorm(60)).eval()
-    path = export(model, torch.randn(2, 6, 10), tmp_path / "m.onnx").path
+    path = export(model, torch.randn(2, 6, 10), tmp_path / "m.onnx", verify=False).path  # such a version may run here
 
     def fail(*_: object) -> None:
         raise RuntimeError("The input tensor cannot be reshaped")

@@ -215,6 +215,10 @@ def feeds(proto: onnx.ModelProto, batch: int) -> dict[str, np.ndarray]:
     return found
 
 
+# ONNX Runtime 1.23, the newest for Python 3.10, refuses a ReduceSum over no axes in every opset.
+NOT_IN_OLDER_ONNXRUNTIME = {"ReduceSum_of_nothing"}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_is_the_same_in_every_older_opset(name: str) -> None:
     written, signature, body, *given = CASES[name]
@@ -235,7 +239,10 @@ def test_an_operator_is_the_same_in_every_older_opset(name: str) -> None:
         assert (made.opset_imports[""], made.ir_version) == (opset, ir_version_of(opset))
         inputs = feeds(original, batch=1 + opset % 2)
         expected = ReferenceEvaluator(original).run(None, inputs)
-        found = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, inputs)
+        if name in NOT_IN_OLDER_ONNXRUNTIME:
+            found = ReferenceEvaluator(proto).run(None, inputs)
+        else:
+            found = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, inputs)
         for y, reference in zip(found, expected, strict=True):
             assert y.dtype == reference.dtype
             tolerance = 2e-3 if y.dtype == np.float16 else 2e-6
