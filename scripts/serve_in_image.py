@@ -2,8 +2,8 @@
 
 python scripts/serve_in_image.py FOLDER_OF_IMAGE MODEL.onnx CONFIGURATION
 
-It takes new namespaces of mounts and of the network, so that nothing else reaches the server. The file system of the
-server is read-only but for /tmp, and it runs as the user of the image, without capabilities.
+It needs new namespaces of mounts and of the network, so that only this program reaches the server. The file system of
+the server is read-only, except /tmp. The server runs as the user of the image and does not have capabilities.
 """
 
 from __future__ import annotations

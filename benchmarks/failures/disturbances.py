@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -79,27 +80,28 @@ class Disturber:
     kinds: Sequence[str] = KINDS
     events: list[Event] = field(default_factory=list)
     cuts: Counter[str] = field(default_factory=Counter)
-    errors: list[Exception] = field(default_factory=list)
     is_done: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        self._threads = [threading.Thread(target=self._guarded, args=(part,)) for part in (self._disturb, self._cut)]
-        for thread in self._threads:
-            thread.start()
+        executor = ThreadPoolExecutor()
+        self._parts = [executor.submit(self._guarded, part) for part in (self._disturb, self._cut)]
+        executor.shutdown(wait=False)
 
     def join(self) -> None:
         """Waits for the end of the disturbances; raises the error that one of them met."""
-        for thread in self._threads:
-            thread.join()
-        if self.errors:
-            raise self.errors[0]
+        wait(self._parts)
+        for part in self._parts:
+            part.result()
 
     def _guarded(self, part: Callable[[], None]) -> None:
+        """Runs ``part``, whose error ends the load."""
+        has_ended = False
         try:
             part()
-        except Exception as error:  # any: join() raises it
-            self.errors.append(error)
-            self.is_done.set()
+            has_ended = True
+        finally:
+            if not has_ended:
+                self.is_done.set()
 
     def _disturb(self) -> None:
         chance = random.Random(self.seed)

@@ -37,7 +37,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
             names = file.keys()
             state: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
             metadata: Mapping[str, str] = file.metadata() or {}
-    except Exception as error:  # safetensors' own errors have no public base class
+    except (safetensors.SafetensorError, OSError, RuntimeError, ValueError) as error:
         reason = damage_of(path) or f"not a safetensors file ({error}); write one with safetensors.torch.save_file"
         raise CheckpointError(f"{path}: {reason}") from error
     # save_model notes the name of a tensor that it left out, and the name under which the same memory was saved.

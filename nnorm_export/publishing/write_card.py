@@ -72,7 +72,7 @@ def write_card(
     >>> huggingface_hub.upload_folder(repo_id="owner/name", folder_path="card")
 
     The card states the parity that a certificate has and the speed that settings have, and says so if there is none.
-    The folder is written whole or not at all. It takes the place of an older one that nobody has changed.
+    After an error, the folder is as it was. An older folder of a card is replaced if its files are unchanged.
 
     Args:
         path: an ONNX file; its external data are copied too.
@@ -249,7 +249,7 @@ def _sha256(file: Path) -> str:
 
 
 def _end(text: str, files: Mapping[str, tuple[int, str]]) -> str:
-    """A comment by which :func:`check_folder` knows a folder that nobody has changed."""
+    """A comment with the digests of the files, by which :func:`check_folder` finds out whether they are unchanged."""
     entries = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "files": files}
     content = json.dumps(entries).replace("-", "\\u002d").replace(">", "\\u003e").replace("<", "\\u003c")
     return f"\n<!-- nnorm_export.card {content} -->\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -98,9 +99,9 @@ def reference_of(
         runner = load(file.path, "onnxruntime")
         expected = [runner(**feed) for feed in feeds]
         return Reference("the float32 file", data, feeds, expected, lambda: load(file.path, "onnxruntime"))
-    from nnorm_export.parity.reference.in_float32 import callable_in_float32, outputs_in_float32  # noqa: PLC0415 - without a model, PyTorch may be missing
-
-    results = outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
+    # It needs PyTorch, which may be missing where only a file is quantized.
+    in_float32 = importlib.import_module("nnorm_export.parity.reference.in_float32")
+    results = in_float32.outputs_in_float32(model, [list(feed.values()) for feed in feeds], passthrough)
     infos = outputs_of(file.proto)
     if len(results[0]) != len(infos):
         raise InputError(
@@ -113,4 +114,4 @@ def reference_of(
                 f"{type(model).__name__} returns {info.name} of shape {list(found.shape)}, {file.path} returns "
                 f"{info}: give the model that the file was made from"
             )
-    return Reference("PyTorch", data, feeds, results, lambda: callable_in_float32(model, passthrough))
+    return Reference("PyTorch", data, feeds, results, lambda: in_float32.callable_in_float32(model, passthrough))

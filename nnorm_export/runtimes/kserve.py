@@ -192,7 +192,7 @@ class KServeRunner(Runner):
                     "same inputs may be sent again"
                 ) from error
             raise InputError(f"{self._url}: the server refuses these inputs: {first_line(error)}") from error
-        except Exception as error:  # gevent and grpc raise unrelated classes; the user reads the cause
+        except Exception as error:  # gevent and grpc raise errors without a common class; the message shows the cause
             raise ModelFileError(
                 f"{self._url}: the server ended the connection before its answer ({first_line(error)}); the same "
                 "inputs may be sent again"

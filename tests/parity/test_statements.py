@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -14,8 +13,8 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from certificate_edits import edited, predicate_of
-from certified import build, certified
+from certificate_edits import predicate_of
+from certified import build, data_of
 from command_line import run
 from torch import nn
 
@@ -24,25 +23,8 @@ from nnorm_export.files.sha256 import file_sha256
 from nnorm_export.parity.certificates.statements import PREDICATE_TYPE, STATEMENT_TYPE
 
 
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("release")
-    certified(folder)
-    return folder
-
-
-@pytest.fixture
-def copied(release: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(release, tmp_path / "copy"))
-
-
 def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def data_of(release: Path) -> Path:
-    (data,) = release.glob("m.onnx.*.data")
-    return data
 
 
 def change(file: Path, edit: Callable[[Any], object]) -> None:
@@ -290,59 +272,6 @@ def write_two_weights(path: Path, *weights: Any) -> Path:
     return path
 
 
-def test_a_bom_elsewhere_refers_to_its_certificate(copied: Path) -> None:
-    (copied / "boms and more").mkdir()
-    (copied / "ä #1").mkdir()
-    shutil.move(copied / "c", copied / "ä #1" / "c%20")
-    written = write_bom(copied / "m.onnx", copied / "ä #1" / "c%20", copied / "boms and more" / "b.json")
-    (found,) = json.loads(written.read_text())["metadata"]["component"]["externalReferences"]
-    assert found["url"] == "../%C3%A4%20%231/c%2520/certificate.json"
-    assert replay(copied / "m.onnx", written)
-
-
-def test_a_bom_in_a_linked_folder_refers_to_its_certificate(copied: Path) -> None:
-    (copied / "releases" / "first").mkdir(parents=True)
-    (copied / "latest").symlink_to(copied / "releases" / "first")
-    written = write_bom(copied / "m.onnx", copied / "c", copied / "latest" / "m.cdx.json")
-    for place in (written, written.resolve()):
-        assert replay(copied / "m.onnx", place)
-
-
-def test_a_bom_has_the_same_bytes_on_windows(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_on_windows(path: Path, text: str, encoding: str | None = None, newline: str | None = None) -> int:
-        return path.write_bytes((text if newline else text.replace("\n", "\r\n")).encode(encoding or "utf-8"))
-
-    monkeypatch.setattr(Path, "write_text", as_on_windows)
-    again = write_bom(copied / "m.onnx", copied / "c", copied / "again.cdx.json")
-    assert again.read_bytes() == (copied / "m.cdx.json").read_bytes()
-
-
-def test_where_a_bom_may_not_lie(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, data = copied / "m.onnx", data_of(copied)
-    for output, words in (
-        (path, "it is the file that the BOM is of"),
-        (data, "it is the file that the BOM is of"),
-        (copied / "best.pth", "a BOM is a JSON file; give it the suffix .json"),
-        (copied / "c" / "m.cdx.json", "it lies in the folder of the certificate"),
-    ):
-        with pytest.raises(InputError, match=words):
-            write_bom(path, copied / "c", output)
-    with edited(copied / "c") as predicate:
-        del predicate["versions"]
-    with pytest.raises(InputError, match=r"the certificate is damaged \('versions'\)"):
-        write_bom(path, copied / "c", copied / "new.json")
-    assert not (copied / "new.json").exists()
-    monkeypatch.chdir(copied)
-    model = ("-m", "certified:build", "-i", "5,40")
-    assert "it goes with --record DIR or" in run("verify", "m.onnx", *model, "--bom", "b.json", code=2).stderr
-    wrong = run("verify", "m.onnx", *model, "--record", "d", "--bom", "m.onnx", code=2).stderr
-    assert "it is the file that the BOM is of" in wrong
-    wrong = run("verify", "m.onnx", *model, "--record", "d", "--bom", "best.pth", code=2).stderr
-    assert "a BOM is a JSON file" in wrong
-    assert torch.load("best.pth").keys() == build().state_dict().keys()
-    assert not (copied / "d").exists()
-
-
 @pytest.mark.slow
 def test_sources_on_the_command_line(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(copied)
@@ -390,22 +319,3 @@ def test_the_time_of_reproducible_builds(copied: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "now")
     with pytest.raises(InputError, match="SOURCE_DATE_EPOCH is 'now', which is not a number of seconds"):
         record_again(copied)
-
-
-@pytest.mark.slow
-def test_a_bom_of_a_signed_certificate(tmp_path: Path) -> None:
-    ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec", reason="make test installs it")
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization", reason="make test installs it")
-    key = ec.generate_private_key(ec.SECP384R1())
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    (tmp_path / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "key.pub").write_bytes(public)
-    path = certified(tmp_path, tmp_path / "key.pem")
-    assert replay(path, tmp_path / "m.cdx.json", public_key=tmp_path / "key.pub").signature == "checked"
-    envelope = tmp_path / "c" / "certificate.dsse.json"
-    payload = base64.b64decode(json.loads(envelope.read_text())["payload"])
-    assert payload == (tmp_path / "c" / "certificate.json").read_bytes()
-    envelope.write_text("{}")
-    with pytest.raises(ParityError, match=r"its signature does not hold.*certificate\.dsse\.json"):
-        replay(path, tmp_path / "m.cdx.json", public_key=tmp_path / "key.pub")

@@ -42,7 +42,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tuned(source: Path, file: str = "", processor: str = "A processor | of mine") -> Path:
-    """Settings as tune() writes them, with times that nobody measured."""
+    """Settings as tune() writes them. Their times are made up."""
     digest = nnorm_export.files.sha256.file_sha256
     file = file or source.name
     entries = {

