@@ -29,7 +29,10 @@ def write_envelope(statement: bytes, key: Path, output: Path) -> None:
         InputError: ``key`` is not a private key of an elliptic curve.
         OSError: ``output`` cannot be written.
     """
-    serialization, hashes, ec = map(_library, ("serialization", "hashes", "asymmetric.ec"))
+    serialization, hashes, ec = (
+        import_for_signing(f"cryptography.hazmat.primitives.{name}", "cryptography")
+        for name in ("serialization", "hashes", "asymmetric.ec")
+    )
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), None)
         # Each curve with the hash of its size, as model-signing and in-toto's own package have it.
@@ -56,10 +59,15 @@ def _text(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _library(module: str) -> Any:
+def import_for_signing(module: str, package: str) -> Any:
+    """A module of ``package``, which the extra ``sign`` installs.
+
+    Raises:
+        RuntimeMissingError: it is not installed.
+    """
     try:
-        return importlib.import_module(f"cryptography.hazmat.primitives.{module}")
+        return importlib.import_module(module)
     except ImportError as error:
         raise RuntimeMissingError(
-            f"signatures need cryptography ({first_line(error)}): pip install 'nnorm_export[sign]'"
+            f"signatures need {package} ({first_line(error)}): pip install 'nnorm_export[sign]'"
         ) from error

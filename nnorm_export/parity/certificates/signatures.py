@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import ast
 import base64
-import importlib
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nnorm_export.errors import InputError, ModelFileError, ParityError, RuntimeMissingError, first_line
+from nnorm_export.errors import InputError, ModelFileError, ParityError, first_line
 from nnorm_export.files import onnx_file
-from nnorm_export.parity.certificates.dsse import ENVELOPE, write_envelope
+from nnorm_export.parity.certificates.dsse import ENVELOPE, import_for_signing, write_envelope
 from nnorm_export.parity.certificates.files import CERTIFICATE
 from nnorm_export.reading import JSON_BYTES, parse_json, read_bytes, size_of
 
@@ -69,7 +68,7 @@ def check(path: Path, folder: Path, key: Path) -> None:
         InputError: there is no signature, or ``key`` is not a public key.
         RuntimeMissingError: model-signing is not installed.
     """
-    library = _library("verifying")
+    library = import_for_signing("model_signing.verifying", "model-signing")
     verifier = _with_key(key, "public", lambda: library.Config().use_elliptic_key_verifier(public_key=key))
     if not is_signed(folder):
         raise InputError(
@@ -143,7 +142,7 @@ def _signed_names(content: bytes) -> set[str]:
 
 
 def _signer(key: Path) -> Any:
-    library = _library("signing")
+    library = import_for_signing("model_signing.signing", "model-signing")
     return _with_key(key, "private", lambda: library.Config().use_elliptic_key_signer(private_key=key))
 
 
@@ -160,14 +159,9 @@ def _with_key(key: Path, kind: str, configure: Callable[[], Any]) -> Any:
 
 def _hashing() -> Any:
     """Hashes every file, whatever it is called, and the files that links lead to."""
-    config = _library("hashing").Config().set_ignored_paths(paths=(), ignore_git_paths=False)
+    config = (
+        import_for_signing("model_signing.hashing", "model-signing")
+        .Config()
+        .set_ignored_paths(paths=(), ignore_git_paths=False)
+    )
     return config.set_allow_symlinks(True)
-
-
-def _library(module: str) -> Any:
-    try:
-        return importlib.import_module(f"model_signing.{module}")
-    except ImportError as error:
-        raise RuntimeMissingError(
-            f"signatures need model-signing ({first_line(error)}): pip install 'nnorm_export[sign]'"
-        ) from error
