@@ -20,9 +20,11 @@ a relative one; then tanh(y)/y has the error e/y. There are two forms for it:
   a small y, an exponent may be 0, and the error of the quotient is at most e/c.
 - :data:`POWER_TRANSFORM_FAR_FROM_ZERO` is shorter, and has the error 2e/η. It is for exponents that are known to be
   large, see :func:`nnorm_export.domain.batch_normal_norm.variant`. The sign of h picks the exponent through
-  p = HardSigmoid(1e30·h + ½) ∈ {0, 1} in η = η₋ + p·(η₊ − η₋): one pass where Sign takes seven and Where four (ONNX
-  Runtime 1.31). At h = 0, p = ½ is harmless: ψ(0) = 0 whatever η. An exponent smaller than v = 2u·(|η₊| + |η₋|), about
-  5e-7, becomes v: the logarithmic branch within v·t/2 relative, without a branch.
+  p = HardSigmoid(1e30·s + ½) ∈ {0, 1} in η = η₋ + p·(η₊ − η₋), with s = h/(b − 1), which the formula has anyway. A
+  HardSigmoid takes as long as one to two Muls, a Less with a Where as long as six, a Sign fourteen (ONNX Runtime 1.32).
+  It is not taken of h itself: ONNX Runtime would compute it in the layout of the convolution before it, and change the
+  layout of the map once more. At h = 0, p = ½ is harmless: ψ(0) = 0 whatever η. An exponent smaller than
+  v = 2u·(|η₊| + |η₋|), about 5e-7, becomes v: the logarithmic branch within v·t/2 relative, without a branch.
 
 **Estimate of λ** (NN eq. 5–15): the sums of :func:`nnorm_export.mathematics.estimate_lmbda` over each row, from the
 same b and log b. A row is what lies in the last axes of ``rows``.
@@ -161,26 +163,27 @@ def _half_exponent(half: str) -> str:
 
 def half_exponents(arithmetic: str) -> str:
     return f"""
-    # h, eta_pos, eta_neg (small beside h) -> is_positive, half_neg, half_difference
+    # h, excess, eta_pos, eta_neg (small beside h) -> sign, is_positive, half_neg, half_difference
     pos_size = Abs (eta_pos)
     neg_size = Abs (eta_neg)
     exponent_sizes = Add (pos_size, neg_size)
     vanishing = Mul (exponent_sizes, twice_epsilon)
 {_half_exponent("pos")}{_half_exponent("neg")}
     half_difference = Sub (half_pos, half_neg)
+    sign = Div (h, excess)
 {_is_positive(arithmetic)}
 """
 
 
 def _is_positive(arithmetic: str) -> str:
-    """is_positive = 1 where h > 0, 0 where h < 0. ONNX Runtime has no HardSigmoid for float64."""
+    """is_positive = 1 where sign > 0, 0 where sign < 0. ONNX Runtime has no HardSigmoid for float64."""
     if arithmetic == "float":
-        return "    is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h)"
+        return "    is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (sign)"
     return """
     steep = Constant <value = double {1e30}> ()
-    steep_h = Mul (h, steep)
-    steep_h_and_half = Add (steep_h, half)
-    is_positive = Clip (steep_h_and_half, zero, one)"""
+    steep_sign = Mul (sign, steep)
+    steep_sign_and_half = Add (steep_sign, half)
+    is_positive = Clip (steep_sign_and_half, zero, one)"""
 
 
 # Quarters, because half_z is half of z: the exponents of the two signs are the sum and the difference of the two.
@@ -236,16 +239,15 @@ def _ratio_near_zero(arithmetic: str) -> str:
 
 
 POWER_TRANSFORM_FAR_FROM_ZERO = """
-    # h, log_base, excess, half_exponent -> twice_psi
+    # log_base, sign, half_exponent -> twice_psi
     half_z = Mul (log_base, half_exponent)
     tanh_half_z = Tanh (half_z)
-    z = Add (half_z, half_z)
+    z = Mul (half_z, two)
     exp_z = Exp (z)
     exp_z_plus_one = Add (exp_z, one)
     expm1_z = Mul (tanh_half_z, exp_z_plus_one)
     expm1_z_per_half_exponent = Div (expm1_z, half_exponent)
-    h_per_excess = Div (h, excess)
-    twice_psi = Mul (expm1_z_per_half_exponent, h_per_excess)
+    twice_psi = Mul (expm1_z_per_half_exponent, sign)
 """
 
 # ONNX's per-channel multiply-add is BatchNormalization with mean 0 and variance 1: one pass over a tensor of any rank

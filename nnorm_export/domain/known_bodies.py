@@ -31,12 +31,14 @@ OLDEST_OPSET = 18  # the bodies are the same from this opset on; torch's exporte
 KNOWN_BODIES: dict[str, dict[str, tuple[str, ...]]] = {
     "BatchNormalNorm": {
         "float": (
-            "67fe8d4108123e0dd39799f09fc2c4e2d2d829abf1d6a29c1e629fb693e056b3",
+            "480fca74b47b7f71a3e2303dcf9b9997007d95d083973020337f95ee55a055a2",
             "645cc5b6479fefabc3130acc7f1c844ac04fdd1b3241d1730b22a5f329b6c474",
+            "67fe8d4108123e0dd39799f09fc2c4e2d2d829abf1d6a29c1e629fb693e056b3",
         ),
         "double": (
-            "6dac57fa99bd484a66085296176d34fd1560cf258f64f0d8771eef46ca0144b9",
+            "59f9ddaefe3027f6f44067af527a017450d3274aee2b53b0fe840243d755cd87",
             "fb5ba8cf1779b1f0566fd1322252fa629db5683293e9ca64a7cf079ba94285d5",
+            "6dac57fa99bd484a66085296176d34fd1560cf258f64f0d8771eef46ca0144b9",
         ),
     },
     "LayerNormalNorm": {
@@ -89,62 +91,76 @@ KNOWN_BODIES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "BatchNormalNormRelu": {
         "float": (
-            "305322dd61ae268225929ce5a1284f0e0b0d2a187075b0141971c23df2756f7e",
+            "c4006a584c1f36906bc86df0f754e9927c2551f42473b89edb7d234fbb1a3d39",
             "abf929c6b8f24bfe929d0aade4061c987ac86c56c40c36c0ee1bd0a1d7045480",
+            "305322dd61ae268225929ce5a1284f0e0b0d2a187075b0141971c23df2756f7e",
         ),
         "double": (
-            "a138ef9a5f5ce7df853a4032cc58a63e553182b6ccaf72e6a2f3568fc0a010bb",
+            "c3cbc8803eb601b3e731d6ab1e9dcfa06f8bece59bd8c35e4beabc6995638866",
             "e0bd6bec69ce2556798742ac788a7ce318b207fe0f4e10cce9d2b5e761f37569",
+            "a138ef9a5f5ce7df853a4032cc58a63e553182b6ccaf72e6a2f3568fc0a010bb",
         ),
     },
     "BatchNormalNormAddRelu": {
         "float": (
-            "a10625518f5ce567f5c85d478094de1a301be241d14036e63bb520942a764b54",
+            "eae5d31e7097900ef4183252af1e912f3b4f3d8b49cab4418260ecb0bbd2f371",
             "e8e55ab19ea37fb20d25c388bdda9b99dad2ac4231034bdbf674fb06343c52f7",
+            "a10625518f5ce567f5c85d478094de1a301be241d14036e63bb520942a764b54",
         ),
         "double": (
-            "0006a0b52b4c6eb1632601ace7b34a1a7a2fb406dd2044669c5be92f2d8c84f5",
+            "cf1648fbabbdf021bf6d3f3361c4f34fa0fbbc973978381abec73f1f66cdf066",
             "63258baf90705935102afb8ebeb51bde155b050da610d4c4601be60c72dba415",
+            "0006a0b52b4c6eb1632601ace7b34a1a7a2fb406dd2044669c5be92f2d8c84f5",
         ),
     },
     "QuantizedBatchNormalNorm": {
         "float": (
-            "7a18d35ab23bb29847da4d5bb441add6bbb748c6d0cb46bf8cabca025af224b5",
+            "60d6b098759ac36e897c9d56b7d9026590704ed4358b8dc31d91546331cb9b01",
             "653a767cc4e981e54b7c4fd158cf174c4ce64891b572e66fd9c94c2d986f1a2f",
-            "73eeebb91a0db7235eb4e29a6d5cc21ff510b05145f5fb615c6d8e3452fd66e6",
+            "9f31d5a45e58f1daf928944371888e33c2a0504b15ce383ac1f5c8c4b796e07c",
             "9f2b5cb0d694975967fc4c8575b9b0c7e5d8bfacfa1ec174e66294eaeeb71542",
+            "7a18d35ab23bb29847da4d5bb441add6bbb748c6d0cb46bf8cabca025af224b5",
+            "73eeebb91a0db7235eb4e29a6d5cc21ff510b05145f5fb615c6d8e3452fd66e6",
         ),
     },
     "QuantizedBatchNormalNormRelu": {
         "float": (
-            "78200aefc56ed77550b8e58c3c13ce7fb894b5759e45b3721a70d0532c79cb93",
+            "786989fa7fe961c323fb5cb299b2a5dc74dd5e6dcaf40777ab0c4975c012ebd1",
             "f0269c40fcd384a9d3f1f76a54710007dbda0014f1ec0333124888d50f8488f8",
-            "33a87f6409b8f1715d15b2d40ee0b87e1e07aceb0927e0edafe8e30a93910eb0",
+            "bd9c15d09dce9700923ec42a66813e29833cac4bce4aea39a15fd210bba5ce41",
             "4feb8b75b5e07af2b4b7179d2c65fb0f5f491c5d55573f9b71d8a1062245e912",
+            "78200aefc56ed77550b8e58c3c13ce7fb894b5759e45b3721a70d0532c79cb93",
+            "33a87f6409b8f1715d15b2d40ee0b87e1e07aceb0927e0edafe8e30a93910eb0",
         ),
     },
     "QuantizedBatchNormalNormAddRelu": {
         "float": (
-            "114ae8c385a576455a5b7b323fa4784b91e8afe8c2adb8aaadc42d2ef3dc6e9f",
+            "95fb6d0a09792494a8084b120901793fe439a594a95ec9cf7c0b22b8c464e91d",
             "65bd3475bca479e4998741111008c24a8a36bc5bcba2ca40e5b28997d4249618",
-            "6a107589ae7eaf38db751d3d0e6fb139a6fe1b261f1676d6b67f54cf6e7858f0",
+            "a1c07cb480b7a72fd522c09aa724da1bc91531e18bedb79b35cf0acd08f16b2b",
             "1bf778be2fdd9c633b8eb394f8a62b79a7553ca46b4215d19f7db5f72453a635",
+            "114ae8c385a576455a5b7b323fa4784b91e8afe8c2adb8aaadc42d2ef3dc6e9f",
+            "6a107589ae7eaf38db751d3d0e6fb139a6fe1b261f1676d6b67f54cf6e7858f0",
         ),
     },
     "QuantizedBatchNormalNormHardSwish": {
         "float": (
-            "1b5a7b4623af9c9e2661c767f4e576306a25e6ed4bf7e8c3659358e31a82d9b1",
+            "1f1524af78d2fdb268f390564f59c17dd9007c48c011c1164e0c4bb384b62a01",
             "5fdc7e9058938b948d4c4178e0349b8f2b8f67537ca9d7c73e195643023a6624",
-            "ef155ee34411131c98c656aaf53245f0840bf5e772a3ff0f823fdec2298d1931",
+            "b31f9f800a7c257fbf914c069240180ef7d572c51279e6093a0e1e4acb094d24",
             "01bf640d518ab1bde2f5982c940c632e336932688817ebe3356aad01d236bf0b",
+            "1b5a7b4623af9c9e2661c767f4e576306a25e6ed4bf7e8c3659358e31a82d9b1",
+            "ef155ee34411131c98c656aaf53245f0840bf5e772a3ff0f823fdec2298d1931",
         ),
     },
     "QuantizedBatchNormalNormSwish": {
         "float": (
-            "2de8fa562c314a11995236c6f01fe5b348b1666fe56055115f48cda69f43baf9",
+            "581a473e339a2c877a18bb2f2148535d945d80c17235d1213e8ad088af3180cc",
             "9bcfcdaa1a2ce0f0fef61e7dfbc6065d7ba650b43e22a52b1cd4f63317c6b1f6",
-            "de3b5d42b2e28f35ea10d7e83edeb61767a087a6cde25836c0e7681a87c42d60",
+            "f08e75c188ec51e7ec1fd1d6902833cf60a0d434f43baf3a1ca22a3213ef5233",
             "3c2efb624e16010aeebe75143b81dd761937760723877ca8a5111a74020d3065",
+            "2de8fa562c314a11995236c6f01fe5b348b1666fe56055115f48cda69f43baf9",
+            "de3b5d42b2e28f35ea10d7e83edeb61767a087a6cde25836c0e7681a87c42d60",
         ),
     },
 }
