@@ -20,13 +20,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnxruntime
 import torch
 
 import nnorm_export
 from nnorm_export.runtimes.processor import processor
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def time_in_turns(
     return timings_of({name: times[warm_up:] for name, times in seconds.items()}, base)
 
 
-def timings_of(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, Timing]:
+def timings_of(seconds: Mapping[Name, Sequence[float]], base: Name) -> dict[Name, Timing]:
     """The timings of candidates, from the seconds of each turn."""
     return {
         name: Timing(

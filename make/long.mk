@@ -127,6 +127,8 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 # make zoo     155 architectures of timm, torchvision and transformers: converted, trained, exported, verified, timed. What is in
 #              build/zoo already is not measured again
 # make bench-token    the price of one token: a row of LayerNormalNorm, and a step of GPT-2, beside plain norms
+# make bench-bodies    the bodies beside plain norms, in the newest and the oldest ONNX Runtime and in WebAssembly;
+#              BEFORE=FOLDER beside those that `python -m benchmarks.bodies --keep FOLDER` kept at another commit
 # make bench-training   training steps beside plain norms; writes results/training.md
 # make bench-serving    what Triton and Ray Serve add to a session; writes results/serving.md
 # make coverage-cpp    the kernels' own tests with the lines and branches that they run counted
@@ -134,13 +136,17 @@ fuzz-guided: $(VENV)/installed .venv-atheris/installed
 # make docs-links    whether the links to other sites lead somewhere; needs a network
 # make pictures    draws the pictures of the README and the site from results/benchmarks.md and the formulas
 # make bench-failures    ten minutes of load on Triton and on Ray Serve, which are killed meanwhile; writes results/failures.md
-.PHONY: zoo bench-token bench-training bench-serving bench-failures coverage-cpp notebooks docs-links pictures
+.PHONY: zoo bench-token bench-bodies bench-training bench-serving bench-failures coverage-cpp notebooks docs-links pictures
 zoo: $(VENV)/installed .venv-zoo/installed
 	$(ZOO) -m benchmarks.zoo --write
 	NNORM_ALL_OF_TIMM=1 $(IN_ZOO) -k family
 
 bench-token: $(VENV)/installed .venv-zoo/installed
 	$(ZOO) -m benchmarks.one_token --write
+
+bench-bodies: $(VENV)/installed .venv-onnxruntime-$(OLDEST)/installed $(NPM:%=.venv-everywhere-%/installed)
+	$(BIN)/python -m benchmarks.bodies --python $(call interpreter,$(OLDEST)) \
+		$(NPM:%=--node-modules .venv-everywhere-%/node_modules) $(BEFORE:%=--before %) --write
 
 bench-training: $(VENV)/installed
 	$(BIN)/python -m benchmarks.training --write

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+
+from benchmarks.networks import Candidates
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("onnxruntime")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'nnorm_export[samples]'")
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +120,27 @@ def test_benchmark_of_int8_runs_on_a_tiny_network(tmp_path: Path) -> None:
     rows = {line[0].strip(): line[1:5] for text in output.splitlines() if len(line := text.strip("│").split("│")) > 5}
     counts = {name: [int(count) for count in rows[name]] for name in ("twin, int8", "normality, int8")}
     assert counts["normality, int8"] == counts["twin, int8"]  # no more transposes, Q and DQ than BatchNorm has
+
+
+def test_benchmark_of_bodies_runs_on_a_tiny_network(tmp_path: Path) -> None:
+    """The profile counts what a body costs: 17 operators behind a convolution, which its standardization is part of."""
+    options = ["--quick", "--models", "resnet18", "--threads", "1", "--batch", "3", "--repeats", "2"]
+    options += ["--processes", "1"]
+    Candidates("resnet18", tmp_path, quick=True).write("primitives")
+    output = run(tmp_path, "-m", "benchmarks.bodies", *options, "--keep", "kept", "--before", ".")
+    assert re.search(rf"ONNX Runtime {onnxruntime.__version__}, 1 thread( +│ +[\d.]+ ms \([\d.]+\)){{3}}", output)
+    counts = {
+        operator: [int(count) for count in re.findall(r"\((\d+)\)", line)]
+        for operator, line in re.findall(r"│ (\w+) +│(.*µs.*)", output)
+    }
+    norms = 6
+    once, twice = ("Abs", "Log", "Sub", "Clip", "HardSigmoid", "Tanh", "Exp"), ("Div", "BatchNormalization")
+    assert all(counts[operator] == [norms, norms] for operator in once)
+    assert counts["ReorderOutput"] == [1, norms, norms]  # behind each convolution, once
+    assert all(counts[operator] == [2 * norms, 2 * norms] for operator in twice)
+    assert counts["Mul"] == [4 * norms, 4 * norms]
+    (twin_nodes, before, nodes) = counts["together"]
+    assert before == nodes > twin_nodes
 
 
 @pytest.mark.long
