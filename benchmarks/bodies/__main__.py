@@ -69,7 +69,10 @@ class Program:
     def seconds(self, threads: int, shape: Sequence[int], turns: int, files: Sequence[Path]) -> tuple[str, Seconds]:
         """The version of the runtime, and the seconds of each turn of each file, in a process of its own."""
         arguments = [threads, "x".join(map(str, shape)), turns, *files]
-        run = subprocess.run([*self.command, *map(str, arguments)], capture_output=True, text=True, check=False)
+        try:
+            run = subprocess.run([*self.command, *map(str, arguments)], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise SystemExit(f"{self.command[0]} does not start: {error.strerror}") from error
         if run.returncode:
             raise SystemExit(f"{self.command[0]} failed: {run.stderr.strip()}")
         found = json.loads(run.stdout)
