@@ -100,7 +100,13 @@ class KServeRunner(Runner):
         return {}
 
     def _ask(self, question: str, *arguments: Any, **options: Any) -> Any:
-        """Calls the method ``question`` of the client, for at most the timeout."""
+        """Calls the method ``question`` of the client, for at most the timeout.
+
+        Raises:
+            RuntimeMissingError: no server answers in time.
+            ModelFileError: the connection broke, or the answer cannot be read.
+            InferenceServerException: the server refuses or fails.
+        """
         try:
             if self._is_grpc:
                 return getattr(self._grpc, question)(*arguments, **options, client_timeout=self._timeout)
@@ -111,8 +117,15 @@ class KServeRunner(Runner):
             if error.status() in _UNREACHABLE:
                 raise self._unanswered(error) from error
             raise
+        # For a broken connection and a damaged answer, geventhttpclient, gevent and grpc each have errors of their own,
+        # without a common class. The message shows the user which error it was.
+        except Exception as error:
+            raise ModelFileError(
+                f"{self._url}: the server ended the connection before its answer, or the answer is damaged "
+                f"({first_line(error)}); the same call may be made again"
+            ) from error
 
-    def _unanswered(self, error: Exception) -> RuntimeMissingError:
+    def _unanswered(self, error: BaseException) -> RuntimeMissingError:
         return RuntimeMissingError(
             f"{self._url}: no server answers ({first_line(error)}); start it, or correct host and port"
         )
@@ -121,19 +134,15 @@ class KServeRunner(Runner):
         json = {"as_json": True} if self._is_grpc else {}
         try:
             live = self._ask("is_server_live")
-        except RuntimeMissingError:
-            raise
-        except Exception as error:  # tritonclient, gevent and grpc raise unrelated classes; the user reads the cause
-            raise self._unanswered(error) from error
+        except (self._refusal, ModelFileError) as error:
+            raise self._unanswered(error.__cause__ or error) from error
         try:
             if not live or not self._ask("is_model_ready", self._name, self._version):
                 raise ModelFileError(
                     f"{self._url}: the server has no model {self._name} that is ready; its log says why"
                 )
             metadata: dict[str, Any] = self._ask("get_model_metadata", self._name, self._version, **json)
-        except NnormExportError:
-            raise
-        except Exception as error:  # a refusal by the server, an answer that is not JSON, or a broken connection
+        except self._refusal as error:
             raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         return metadata
 
@@ -144,10 +153,6 @@ class KServeRunner(Runner):
             config = self._ask("get_model_config", self._name, self._version, **json)
         except self._refusal:  # only Triton has this call, which is an extension of the protocol
             return {}
-        except RuntimeMissingError:
-            raise
-        except Exception as error:  # an answer that is not JSON, or a broken connection
-            raise ModelFileError(f"{self._url}: {first_line(error)}") from error
         found: dict[str, Any] = config.get("config", config)
         return found
 
@@ -192,11 +197,6 @@ class KServeRunner(Runner):
                     "same inputs may be sent again"
                 ) from error
             raise InputError(f"{self._url}: the server refuses these inputs: {first_line(error)}") from error
-        except Exception as error:  # gevent and grpc raise errors without a common class; the message shows the cause
-            raise ModelFileError(
-                f"{self._url}: the server ended the connection before its answer ({first_line(error)}); the same "
-                "inputs may be sent again"
-            ) from error
         return [self._answer(info, result) for info in self.outputs]
 
     def _input(self, info: TensorInfo, array: Array) -> Any:
