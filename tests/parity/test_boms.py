@@ -12,6 +12,8 @@ import torch
 from certificate_edits import edited
 from certified import build, certified, data_of
 from command_line import run
+from cryptography.hazmat.primitives.asymmetric import ec
+from signing_keys import write_keys
 
 from nnorm_export import InputError, ParityError, replay, write_bom
 
@@ -71,13 +73,7 @@ def test_where_a_bom_may_not_lie(copied: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_a_bom_of_a_signed_certificate(tmp_path: Path) -> None:
-    ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec", reason="make test installs it")
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization", reason="make test installs it")
-    key = ec.generate_private_key(ec.SECP384R1())
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    (tmp_path / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "key.pub").write_bytes(public)
+    write_keys(tmp_path, "key", ec.generate_private_key(ec.SECP384R1()))
     path = certified(tmp_path, tmp_path / "key.pem")
     assert replay(path, tmp_path / "m.cdx.json", public_key=tmp_path / "key.pub").signature == "checked"
     envelope = tmp_path / "c" / "certificate.dsse.json"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from signing_keys import write_keys
 from torch import nn
 from typer.testing import CliRunner
 
@@ -23,14 +23,6 @@ from nnorm_export import InputError, ParityError, RuntimeMissingError, export, r
 from nnorm_export.cli import app
 
 MODEL_SIGNING = [sys.executable, "-m", "model_signing"]
-
-
-def write_keys(folder: Path, name: str, private: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> None:
-    pem, unencrypted = serialization.Encoding.PEM, serialization.NoEncryption()
-    secret = private.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted)
-    (folder / f"{name}.pem").write_bytes(secret)
-    public = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (folder / f"{name}.pub").write_bytes(public)
 
 
 @pytest.fixture(scope="module")

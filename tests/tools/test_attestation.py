@@ -18,7 +18,6 @@ import torch
 from builds import configure, said
 from certified import build, certified
 from compiled import has_compiler
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
@@ -28,6 +27,7 @@ from in_toto_attestation.v1.statement import Statement
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
+from signing_keys import write_keys
 
 from nnorm_export import export, verify, write_bom
 from nnorm_export.parity.certificates.statements import PREDICATE_TYPE
@@ -35,18 +35,10 @@ from nnorm_export.parity.certificates.statements import PREDICATE_TYPE
 CURVES = {"ecdsa-sha2-nistp256": ec.SECP256R1(), "ecdsa-sha2-nistp384": ec.SECP384R1()}
 
 
-def write_keys(folder: Path, curve: ec.EllipticCurve) -> bytes:
-    """Writes ``key.pem``, and returns the public key as PEM."""
-    key = ec.generate_private_key(curve)
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    return key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
-    (folder / "key.pub").write_bytes(write_keys(folder, CURVES["ecdsa-sha2-nistp256"]))
+    write_keys(folder, "key", ec.generate_private_key(CURVES["ecdsa-sha2-nistp256"]))
     certified(folder, folder / "key.pem")
     return folder
 
@@ -70,7 +62,8 @@ def test_in_toto_reads_the_certificate(release: Path) -> None:
 def test_dsse_verifies_the_envelope(scheme: str, release: Path, tmp_path: Path) -> None:
     folder, public = release / "c", (release / "key.pub").read_bytes()
     if scheme != "ecdsa-sha2-nistp256":
-        folder, public = tmp_path / "c", write_keys(tmp_path, CURVES[scheme])
+        write_keys(tmp_path, "key", ec.generate_private_key(CURVES[scheme]))
+        folder, public = tmp_path / "c", (tmp_path / "key.pub").read_bytes()
         x = torch.randn(5, 40)
         assert verify(release / "m.onnx", build(), x, certificate=folder, private_key=tmp_path / "key.pem")
     found = json.loads((folder / "certificate.dsse.json").read_text())

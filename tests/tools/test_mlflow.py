@@ -22,9 +22,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from onnx import TensorProto, helper
+from signing_keys import write_keys
 from torch import Tensor, nn
 
 from nnorm_export import (
@@ -256,11 +256,8 @@ def tag_of(path: Path) -> dict[str, str]:
 def test_a_signed_certificate_keeps_its_place_beside_the_file(
     model: Path, network: nn.Module, images: Array, tmp_path: Path
 ) -> None:
-    private = ec.generate_private_key(ec.SECP256R1())
-    pem = serialization.Encoding.PEM
+    write_keys(tmp_path, "key", ec.generate_private_key(ec.SECP256R1()))
     key, public = tmp_path / "key.pem", tmp_path / "key.pub"
-    key.write_bytes(private.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-    public.write_bytes(private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
     release = tmp_path / "release"
     release.mkdir()
     for file in (model, *model.parent.glob("model.onnx.*.data")):
