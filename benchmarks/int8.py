@@ -129,7 +129,7 @@ def lines_of(name: str, rows: Sequence[Row]) -> list[list[str]]:
     headings = [f"{threads_text(t)}, batch {b}" for t, b in settings]
     lines = [[name, *COUNTED, *headings]]
     for row in rows:
-        timed = [f"{row.timings[key].milliseconds:.1f} ms ({row.timings[key].ratio:.2f})" for key in settings]
+        timed = [str(row.timings[key]) for key in settings]
         lines.append([row.name, *(str(row.counts[op_type]) for op_type in COUNTED), *timed])
     return lines
 

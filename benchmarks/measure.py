@@ -39,6 +39,9 @@ class Timing:
     ratio: float
     seconds: tuple[float, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{time_text(self.milliseconds)} ({self.ratio:.2f})"
+
     def times(self, other: Timing) -> float:
         """The median, over the turns, of this time divided by the time of ``other``."""
         return statistics.median(mine / its for mine, its in zip(self.seconds, other.seconds, strict=True))
@@ -129,6 +132,10 @@ def describe_machine() -> str:
 def markdown_table(lines: list[list[str]]) -> list[str]:
     ruler = ["---", *["---:"] * (len(lines[0]) - 1)]
     return [*(f"| {' | '.join(line)} |" for line in (lines[0], ruler, *lines[1:])), ""]
+
+
+def time_text(milliseconds: float) -> str:
+    return f"{milliseconds:.1f} ms" if milliseconds >= 1 else f"{1000 * milliseconds:.1f} µs"
 
 
 def threads_text(threads: int) -> str:

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import nnorm_export
-from benchmarks.measure import Timing, open_by_load, open_session, threads_text, time_in_turns
+from benchmarks.measure import Timing, open_by_load, open_session, threads_text, time_in_turns, time_text
 from benchmarks.models import (
     MaskedBatchNormalNorm1d,
     MaskedBatchNormalNorm2d,
@@ -295,7 +295,7 @@ def _measure(name: str, folder: Path, options: argparse.Namespace, progress: Pro
             for row, timing in timings.items():
                 rows[row].timings[threads, batch] = timing
             ratios = ", ".join(f"{row} {timing.ratio:.2f}" for row, timing in timings.items() if row != TWIN)
-            print(f"{setting}: {TWIN} {_time(timings[TWIN].milliseconds)}; {ratios}", flush=True)
+            print(f"{setting}: {TWIN} {time_text(timings[TWIN].milliseconds)}; {ratios}", flush=True)
     return list(rows.values())
 
 
@@ -315,12 +315,8 @@ def headings(name: str, options: argparse.Namespace) -> list[str]:
 
 def cells(row: Row, options: argparse.Namespace) -> list[str]:
     timings = [row.timings.get(setting) for setting in settings_of(row.network, options)]
-    shown = ["–" if timing is None else f"{_time(timing.milliseconds)} ({timing.ratio:.2f})" for timing in timings]
+    shown = ["–" if timing is None else str(timing) for timing in timings]
     return [row.variant, "–" if row.nodes is None else f"{row.nodes:,}", *shown]
-
-
-def _time(milliseconds: float) -> str:
-    return f"{milliseconds:.1f} ms" if milliseconds >= 1 else f"{1000 * milliseconds:.1f} µs"
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

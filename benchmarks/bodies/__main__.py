@@ -33,12 +33,12 @@ from benchmarks.measure import (
     timings_of,
     write_section,
 )
-from benchmarks.networks import NETWORKS, Candidates
+from benchmarks.networks import NETWORKS, TWIN, Candidates
 from nnorm_export.runtimes.processor import processor
 
 TIMERS = Path(__file__).parent
 Seconds = dict[Path, list[float]]  # of each turn
-TWIN, BODIES, BEFORE = "twin", "primitives", "before"
+BODIES, BEFORE = "primitives", "before"
 HEADING = "Bodies, {processor}"
 TEXT = """\
 Written by `python -m benchmarks.bodies {command}`.
@@ -107,9 +107,7 @@ def table_of(name: str, files: dict[str, Path], options: argparse.Namespace) -> 
     lines = [[name, *(f"{row}, batch {batch}" for batch in options.batch for row in files)]]
     for program, threads in lines_of:
         timings = [timings_of(seconds[program, threads, batch], files[TWIN]) for batch in options.batch]
-        cells = [
-            f"{each[file].milliseconds:.1f} ms ({each[file].ratio:.2f})" for each in timings for file in files.values()
-        ]
+        cells = [str(each[file]) for each in timings for file in files.values()]
         lines.append([f"{program.title} {versions[program]}, {threads_text(threads)}", *cells])
     return lines
 

@@ -163,7 +163,8 @@ def _half_exponent(half: str) -> str:
 
 def half_exponents(arithmetic: str) -> str:
     return f"""
-    # h, excess, eta_pos, eta_neg (small beside h) -> sign, is_positive, half_neg, half_difference
+    # h, excess, eta_pos, eta_neg (small beside h) -> sign of h up to the rounding of base, is_positive, half_neg,
+    # half_difference
     pos_size = Abs (eta_pos)
     neg_size = Abs (eta_neg)
     exponent_sizes = Add (pos_size, neg_size)

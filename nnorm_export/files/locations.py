@@ -53,8 +53,7 @@ def _is_shared(real: Path, folder: Path) -> bool:
     """Whether ``real`` is in the store of the cache of Hugging Face that ``folder``, a snapshot, is a part of.
 
     Since version 2 of huggingface_hub, a link in a snapshot leads to a blob of its repository, and that may be a link
-    to ``CACHE/blobs/<two digits>/<hash>``. The store has a mark, and the name of
-    a file in it is the hash of the file.
+    to ``CACHE/blobs/<two digits>/<hash>``. The store has a mark, and the name of a file in it is its hash.
     """
     if len(real.parents) < 3 or not _HASH.fullmatch(real.name) or real.parent.name != real.name[:2]:
         return False

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from conv_networks import HERE
 
 from benchmarks.networks import Candidates
 
@@ -128,7 +129,7 @@ def test_benchmark_of_bodies_runs_on_a_tiny_network(tmp_path: Path) -> None:
     options += ["--processes", "1"]
     Candidates("resnet18", tmp_path, quick=True).write("primitives")
     output = run(tmp_path, "-m", "benchmarks.bodies", *options, "--keep", "kept", "--before", ".")
-    assert re.search(rf"ONNX Runtime {onnxruntime.__version__}, 1 thread( +│ +[\d.]+ ms \([\d.]+\)){{3}}", output)
+    assert re.search(rf"ONNX Runtime {onnxruntime.__version__}, 1 thread( +│ +[\d.]+ [mµ]s \([\d.]+\)){{3}}", output)
     counts = {
         operator: [int(count) for count in re.findall(r"\((\d+)\)", line)]
         for operator, line in re.findall(r"│ (\w+) +│(.*µs.*)", output)
@@ -136,7 +137,8 @@ def test_benchmark_of_bodies_runs_on_a_tiny_network(tmp_path: Path) -> None:
     norms = 6
     once, twice = ("Abs", "Log", "Sub", "Clip", "HardSigmoid", "Tanh", "Exp"), ("Div", "BatchNormalization")
     assert all(counts[operator] == [norms, norms] for operator in once)
-    assert counts["ReorderOutput"] == [1, norms, norms]  # behind each convolution, once
+    # Once behind each convolution, where those have a layout of their own.
+    assert counts.get("ReorderOutput") == ([1, norms, norms] if HERE.block else None)
     assert all(counts[operator] == [2 * norms, 2 * norms] for operator in twice)
     assert counts["Mul"] == [4 * norms, 4 * norms]
     (twin_nodes, before, nodes) = counts["together"]

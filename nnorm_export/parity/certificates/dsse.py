@@ -30,7 +30,7 @@ def write_envelope(statement: bytes, key: Path, output: Path) -> None:
         OSError: ``output`` cannot be written.
     """
     serialization, hashes, ec = (
-        import_for_signing(f"cryptography.hazmat.primitives.{name}", "cryptography")
+        import_for_signing(f"cryptography.hazmat.primitives.{name}")
         for name in ("serialization", "hashes", "asymmetric.ec")
     )
     try:
@@ -59,8 +59,8 @@ def _text(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def import_for_signing(module: str, package: str) -> Any:
-    """A module of ``package``, which the extra ``sign`` installs.
+def import_for_signing(module: str) -> Any:
+    """A module of cryptography or of model-signing, which the extra ``sign`` installs.
 
     Raises:
         RuntimeMissingError: it is not installed.
@@ -68,6 +68,7 @@ def import_for_signing(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        package = module.partition(".")[0].replace("_", "-")
         raise RuntimeMissingError(
             f"signatures need {package} ({first_line(error)}): pip install 'nnorm_export[sign]'"
         ) from error

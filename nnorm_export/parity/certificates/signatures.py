@@ -68,7 +68,7 @@ def check(path: Path, folder: Path, key: Path) -> None:
         InputError: there is no signature, or ``key`` is not a public key.
         RuntimeMissingError: model-signing is not installed.
     """
-    library = import_for_signing("model_signing.verifying", "model-signing")
+    library = import_for_signing("model_signing.verifying")
     verifier = _with_key(key, "public", lambda: library.Config().use_elliptic_key_verifier(public_key=key))
     if not is_signed(folder):
         raise InputError(
@@ -142,7 +142,7 @@ def _signed_names(content: bytes) -> set[str]:
 
 
 def _signer(key: Path) -> Any:
-    library = import_for_signing("model_signing.signing", "model-signing")
+    library = import_for_signing("model_signing.signing")
     return _with_key(key, "private", lambda: library.Config().use_elliptic_key_signer(private_key=key))
 
 
@@ -159,9 +159,5 @@ def _with_key(key: Path, kind: str, configure: Callable[[], Any]) -> Any:
 
 def _hashing() -> Any:
     """Hashes every file, whatever it is called, and the files that links lead to."""
-    config = (
-        import_for_signing("model_signing.hashing", "model-signing")
-        .Config()
-        .set_ignored_paths(paths=(), ignore_git_paths=False)
-    )
-    return config.set_allow_symlinks(True)
+    config = import_for_signing("model_signing.hashing").Config()
+    return config.set_ignored_paths(paths=(), ignore_git_paths=False).set_allow_symlinks(True)
