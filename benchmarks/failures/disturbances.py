@@ -95,13 +95,11 @@ class Disturber:
 
     def _guarded(self, part: Callable[[], None]) -> None:
         """Runs ``part``, whose error ends the load."""
-        has_ended = False
         try:
             part()
-            has_ended = True
-        finally:
-            if not has_ended:
-                self.is_done.set()
+        except BaseException:  # join() raises it
+            self.is_done.set()
+            raise
 
     def _disturb(self) -> None:
         chance = random.Random(self.seed)

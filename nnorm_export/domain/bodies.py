@@ -163,26 +163,25 @@ def _half_exponent(half: str) -> str:
 
 def half_exponents(arithmetic: str) -> str:
     return f"""
-    # h, excess, eta_pos, eta_neg (small beside h) -> sign of h up to the rounding of base, is_positive, half_neg,
-    # half_difference
+    # h, excess, eta_pos, eta_neg (small beside h) -> h_per_excess, is_positive, half_neg, half_difference
     pos_size = Abs (eta_pos)
     neg_size = Abs (eta_neg)
     exponent_sizes = Add (pos_size, neg_size)
     vanishing = Mul (exponent_sizes, twice_epsilon)
 {_half_exponent("pos")}{_half_exponent("neg")}
     half_difference = Sub (half_pos, half_neg)
-    sign = Div (h, excess)
+    h_per_excess = Div (h, excess)
 {_is_positive(arithmetic)}
 """
 
 
 def _is_positive(arithmetic: str) -> str:
-    """is_positive = 1 where sign > 0, 0 where sign < 0. ONNX Runtime has no HardSigmoid for float64."""
+    """is_positive = 1 where h > 0, 0 where h < 0. ONNX Runtime has no HardSigmoid for float64."""
     if arithmetic == "float":
-        return "    is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (sign)"
+        return "    is_positive = HardSigmoid <alpha = 1e30, beta = 0.5> (h_per_excess)"
     return """
     steep = Constant <value = double {1e30}> ()
-    steep_sign = Mul (sign, steep)
+    steep_sign = Mul (h_per_excess, steep)
     steep_sign_and_half = Add (steep_sign, half)
     is_positive = Clip (steep_sign_and_half, zero, one)"""
 
@@ -240,7 +239,7 @@ def _ratio_near_zero(arithmetic: str) -> str:
 
 
 POWER_TRANSFORM_FAR_FROM_ZERO = """
-    # log_base, sign, half_exponent -> twice_psi
+    # log_base, h_per_excess, half_exponent -> twice_psi
     half_z = Mul (log_base, half_exponent)
     tanh_half_z = Tanh (half_z)
     z = Mul (half_z, two)
@@ -248,7 +247,7 @@ POWER_TRANSFORM_FAR_FROM_ZERO = """
     exp_z_plus_one = Add (exp_z, one)
     expm1_z = Mul (tanh_half_z, exp_z_plus_one)
     expm1_z_per_half_exponent = Div (expm1_z, half_exponent)
-    twice_psi = Mul (expm1_z_per_half_exponent, sign)
+    twice_psi = Mul (expm1_z_per_half_exponent, h_per_excess)
 """
 
 # ONNX's per-channel multiply-add is BatchNormalization with mean 0 and variance 1: one pass over a tensor of any rank
