@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 
 #include "device.cuh"
@@ -10,14 +11,15 @@
 namespace nnorm::cuda {
 
 struct Device {
-  int multiprocessors = 0, shared_memory = 0;  // the shared memory that a block may have, in bytes
+  int ordinal = 0, multiprocessors = 0, shared_memory = 0;  // the shared memory that a block may have, in bytes
 
   static cudaError_t current(Device& device) {
-    int ordinal = 0;
-    if (const cudaError_t error = cudaGetDevice(&ordinal)) return error;
-    if (const cudaError_t error = cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, ordinal))
-      return error;
-    return cudaDeviceGetAttribute(&device.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
+    if (const cudaError_t error = cudaGetDevice(&device.ordinal)) return error;
+    const auto read = [&](int& value, cudaDeviceAttr attribute) {
+      return cudaDeviceGetAttribute(&value, attribute, device.ordinal);
+    };
+    if (const cudaError_t error = read(device.multiprocessors, cudaDevAttrMultiProcessorCount)) return error;
+    return read(device.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   }
 
   // The number of blocks to launch: `wanted`, but at most `most_of_multiprocessor` for each multiprocessor. Kernels
@@ -28,18 +30,71 @@ struct Device {
 };
 
 #if defined(__CUDACC__)
+template <class Work>
+const void* address_of(void (*kernel)(Work)) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
+inline cudaError_t allow_shared_memory(const void* kernel, size_t bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+}
+
+// A launch of clusters of `size` blocks each. It refers to its own attribute, so it cannot be copied.
+struct ClusterLaunch {
+  cudaLaunchAttribute size_of_cluster{};
+  cudaLaunchConfig_t config{};
+
+  ClusterLaunch(unsigned size, dim3 blocks, unsigned threads, size_t shared, cudaStream_t stream) {
+    size_of_cluster.id = cudaLaunchAttributeClusterDimension;
+    size_of_cluster.val.clusterDim = {size, 1, 1};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &size_of_cluster;
+    config.numAttrs = 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+};
+
 // `shared` is the dynamic shared memory of a block, `most_shared` the most that any launch of this kernel may request.
-// That limit applies to all threads of the process, so every launch sets the same one.
+// That limit applies to all threads of the process, so every launch sets the same one. `cluster` is the number of blocks
+// of a cluster.
 template <class Work>
 cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStream_t stream, Work work, size_t shared = 0,
-                   size_t most_shared = 0) {
-  const void* function = reinterpret_cast<const void*>(kernel);
+                   size_t most_shared = 0, unsigned cluster = 1) {
   if (shared > 0)
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(most_shared)))
-      return error;
+    if (const cudaError_t error = allow_shared_memory(address_of(kernel), most_shared)) return error;
   void* arguments[] = {&work};
-  return cudaLaunchKernel(function, blocks, threads, arguments, shared, stream);
+  if (cluster == 1) return cudaLaunchKernel(address_of(kernel), blocks, threads, arguments, shared, stream);
+  const ClusterLaunch in_clusters(cluster, blocks, threads, shared, stream);
+  return cudaLaunchKernelExC(&in_clusters.config, address_of(kernel), arguments);
+}
+
+// The number of clusters of `size` blocks that the device runs at once: 0 if it has no clusters, or if the code of this
+// kernel was compiled for devices without. `shared` depends on `threads` alone.
+template <auto kernel>
+cudaError_t clusters_at_once(int device, unsigned size, unsigned threads, size_t shared, size_t most_shared, unsigned& clusters) {
+  // The last answer, because CUDA computes it anew at each call: the question in the upper 32 bits.
+  static std::atomic<uint64_t> last{0};
+  const uint64_t question = uint64_t(unsigned(device) & 0xff) << 24 | uint64_t(size) << 16 | threads;
+  const uint64_t known = last.load(std::memory_order_relaxed);
+  if (known >> 32 == question) {
+    clusters = unsigned(known);
+    return cudaSuccess;
+  }
+  clusters = 0;
+  cudaFuncAttributes attributes;
+  if (const cudaError_t error = cudaFuncGetAttributes(&attributes, address_of(kernel))) return error;
+  int found = 0;
+  if (attributes.ptxVersion >= 90) {
+    if (const cudaError_t error = allow_shared_memory(address_of(kernel), most_shared)) return error;
+    const ClusterLaunch one(size, dim3(size), threads, shared, nullptr);
+    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&found, address_of(kernel), &one.config)) return error;
+  }
+  clusters = unsigned(found);
+  last.store(question << 32 | clusters, std::memory_order_relaxed);
+  return cudaSuccess;
 }
 #endif
 

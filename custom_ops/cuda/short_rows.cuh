@@ -1,4 +1,4 @@
-// The kernel for rows of at most 16 tiles: each warp keeps a tile in its registers.
+// The kernel for rows of at most 128 tiles: each warp keeps a tile in its registers.
 #pragma once
 
 #include "rows.cuh"
@@ -9,23 +9,30 @@ constexpr unsigned block_of_short_rows = 128;
 // The accesses of a row that only some rows of a kernel for short rows have: those of its last 8 elements a thread.
 constexpr int values_step = 8;
 
-// Computes rows in registers, `values` elements in each thread. With chains = 1 a warp computes a row of at most one
-// tile, else a block of at most `chains` warps a row, each warp one tile. `own` means that w.whole_weights is true,
-// `exact` that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while this one is
-// computed.
-template <int chains, int values, bool whole, bool own, bool exact, bool ahead, class T>
-__global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(chains) * warp_size)
-    layer_group_normal_norm_rows(Rows<T> w) {
+constexpr int of_cluster = int(tiles_of_cluster);  // the parameter `tiles` of the kernel for clusters
+
+constexpr unsigned most_threads_for(int tiles) {
+  return tiles == 1 ? block_of_short_rows : unsigned(std::min(tiles, int(row_chains))) * warp_size;
+}
+
+// Computes rows of at most `tiles` tiles in registers, `values` elements in each thread. With tiles = 1 a warp computes a
+// row, else each warp one tile: with tiles = of_cluster the warps of a cluster of blocks, else those of a block. `own`
+// means that w.whole_weights is true, `exact` that rows have all elements of a warp. If `ahead`, the next row is copied
+// to shared memory while this one is computed.
+template <int tiles, int values, bool whole, bool own, bool exact, bool ahead, class T>
+__global__ void __launch_bounds__(most_threads_for(tiles)) layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   constexpr int width = Tile<T>::width, accesses = values / width;
-  constexpr int certain = chains == 1 ? (values - values_step) / width : 0;  // accesses that every row has
+  constexpr bool in_warp = tiles == 1, in_cluster = tiles == of_cluster;
+  constexpr int certain = in_warp ? (values - values_step) / width : 0;  // accesses that every row has
   static_assert(values <= Tile<T>::accesses * width, "a warp has one tile");
-  constexpr unsigned teams_of_block = chains == 1 ? block_of_short_rows / warp_size : 1;
-  const unsigned warp = threadIdx.x / warp_size;
-  const unsigned start = Tile<T>::start(chains == 1 ? 0 : warp);
+  constexpr unsigned teams_of_block = in_warp ? block_of_short_rows / warp_size : 1;
+  const unsigned warp = threadIdx.x / warp_size, blocks_of_team = in_cluster ? cluster_size() : 1;
+  const unsigned tile = in_warp ? 0 : in_cluster ? cluster_rank() * (blockDim.x / warp_size) + warp : warp;
+  const unsigned start = Tile<T>::start(tile);
   const auto position = [&](int k) { return start + Tile<T>::offset(k); };
   // Whether the row has all elements of this warp; the code for these tests nothing.
-  const bool full = exact || (chains == 1 ? 0 : warp * unsigned(row_tile)) + unsigned(values) * warp_size <= w.row_length;
+  const bool full = exact || tile * unsigned(row_tile) + unsigned(values) * warp_size <= w.row_length;
 
   // Calls f(k, count) for the accesses of this thread, with the number of elements that the row has from there.
   const auto for_accesses = [&](const auto& f) {
@@ -41,6 +48,9 @@ __global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(c
     else
       loop(std::false_type());
   };
+  NNORM_DYNAMIC_SHARED(shared);
+  SumsOfCluster& sums_of_tiles = *reinterpret_cast<SumsOfCluster*>(shared);
+  unsigned parities = 0;
   // Sums the terms that add(i, sums) adds for the elements of the row.
   const auto sums_of_row = [&](auto turn, auto& sums, const auto& add) {
     constexpr int terms = int(std::extent_v<std::remove_reference_t<decltype(sums)>>);
@@ -50,22 +60,31 @@ __global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(c
       for (int j = 0; j < width; ++j)
         if (whole || unsigned(j) < count) add(k * width + j, part.of(k * width + j));
     });
-    sums_of_team<chains, turn.value, Tile<T>::places>(part.values, sums);
+    if constexpr (in_cluster)
+      sums_of_cluster<turn.value, Tile<T>::places>(sum_of_tile<Tile<T>::places>(part.values), sums_of_tiles,
+                                                   unsigned((w.row_length + row_tile - 1) / row_tile), parities, sums);
+    else
+      sums_of_team<tiles, turn.value, Tile<T>::places>(part.values, sums);
   };
 
-  NNORM_DYNAMIC_SHARED(stage);
   // No barrier is needed: a thread reads only what it copied.
-  T* const next = reinterpret_cast<T*>(stage) + start;
+  T* const next = reinterpret_cast<T*>(shared + (in_cluster ? sizeof(SumsOfCluster) : 0)) + Tile<T>::start(in_warp ? 0 : warp);
   const auto copy = [&](size_t row) {
     if (row >= w.rows) return;
     const T* const x = w.x + row * w.row_length + start;
     for_accesses([&](int k, unsigned) { copy_asynchronously<width>(next + Tile<T>::offset(k), x + Tile<T>::offset(k)); });
   };
 
-  const size_t first_row = size_t(blockIdx.x) * teams_of_block + (chains == 1 ? warp : 0);
-  const size_t step = size_t(gridDim.x) * teams_of_block;
+  const size_t first_row = size_t(blockIdx.x / blocks_of_team) * teams_of_block + (in_warp ? warp : 0);
+  const size_t step = size_t(gridDim.x / blocks_of_team) * teams_of_block;
+  if constexpr (in_cluster) {
+    if (threadIdx.x == 0)
+      for (Arrivals& arrivals : sums_of_tiles.arrivals) prepare(arrivals);
+    cluster_barrier();
+  }
   if constexpr (ahead) copy(first_row);
-  for (size_t row = first_row; row < w.rows; row += step) {
+  const size_t rows = in_cluster && !have_clusters ? 0 : w.rows;
+  for (size_t row = first_row; row < rows; row += step) {
     if constexpr (ahead) wait_for_copies();
     const T* const x = ahead ? next : w.x + row * w.row_length + start;
     T* const y = w.y + row * w.row_length + start;
@@ -112,6 +131,7 @@ __global__ void __launch_bounds__(chains == 1 ? block_of_short_rows : unsigned(c
     else
       transform(std::false_type());
   }
+  if constexpr (in_cluster) cluster_barrier();  // no block ends while others send to it
 }
 
 }  // namespace nnorm::cuda

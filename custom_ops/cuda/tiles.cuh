@@ -1,7 +1,7 @@
 // How warps read, add and write the tiles of a row (nnorm/row_statistics.h).
 #pragma once
 
-#include "device.cuh"
+#include "cluster.cuh"
 #include "nnorm/row_statistics.h"
 
 namespace nnorm::cuda {
@@ -83,25 +83,16 @@ NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
   for (; distance > 0; distance /= 2) values[0] += __shfl_xor_sync(0xffffffffu, values[0], distance);
 }
 
-// Adds the sums of a block's chains in halves; all threads of the block get them. Each call in a kernel has its own
-// `turn` and with it its own shared memory, which is written again only after the barriers of the other turns.
-//
-// A thread for which `has_one` is true contributes `own`: the part of sum `sum` that belongs to chain `chain`. Only the
-// first `present` chains have parts.
-template <int turn, int chains, int count, class Real>
-NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool has_one, Real (&sums)[count],
-                                 unsigned present = unsigned(chains)) {
-  static_assert(turn >= 0 && (chains & (chains - 1)) == 0 && chains <= int(warp_size));
-  __shared__ Real parts[count][chains];
-  if (has_one) parts[sum][chain] = own;
-  __syncthreads();
+// Adds the sums of chains in halves; all threads get them. part(sum, chain) is the part of a sum that a chain has.
+template <int chains, int count, class Real, class Part>
+NNORM_DEVICE void add_chains(Real (&sums)[count], Part part) {
+  static_assert((chains & (chains - 1)) == 0 && chains <= int(warp_size));
   constexpr int at_once = int(warp_size) / chains;
   const unsigned lane = threadIdx.x % warp_size;
 #pragma unroll
   for (int first = 0; first < count; first += at_once) {
     const unsigned mine = unsigned(first) + lane / unsigned(chains);
-    Real total = parts[mine < unsigned(count) ? mine : 0][lane % unsigned(chains)];
-    if (lane % unsigned(chains) >= present) total = 0;
+    Real total = part(mine < unsigned(count) ? mine : 0, lane % unsigned(chains));
 #pragma unroll
     for (unsigned distance = unsigned(chains) / 2; distance > 0; distance /= 2)
       total += __shfl_xor_sync(0xffffffffu, total, distance);
@@ -109,6 +100,57 @@ NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool ha
     for (int i = first; i < first + at_once && i < count; ++i)
       sums[i] = __shfl_sync(0xffffffffu, total, unsigned(i - first) * unsigned(chains));
   }
+}
+
+// Adds the sums of a block's chains; all threads of the block get them. Each call in a kernel has its own `turn` and with
+// it its own shared memory, which is written again only after the barriers of the other turns.
+//
+// A thread for which `has_one` is true contributes `own`: the part of sum `sum` that belongs to chain `chain`. Only the
+// first `present` chains have parts.
+template <int turn, int chains, int count, class Real>
+NNORM_DEVICE void sums_of_chains(Real own, unsigned sum, unsigned chain, bool has_one, Real (&sums)[count],
+                                 unsigned present = unsigned(chains)) {
+  static_assert(turn >= 0);
+  __shared__ Real parts[count][chains];
+  if (has_one) parts[sum][chain] = own;
+  __syncthreads();
+  add_chains<chains>(sums, [&](unsigned its_sum, unsigned its_chain) {
+    const Real part = parts[its_sum][its_chain];
+    return its_chain < present ? part : Real(0);
+  });
+}
+
+constexpr unsigned tiles_of_cluster = most_blocks_of_cluster * unsigned(row_chains);
+constexpr int turns_of_row = 4;
+
+// The sums of the tiles of a cluster's row, which the warps of the cluster send to each of its blocks. A row has two or
+// more turns, each with up to four sums. A warp that sends the sums of a turn has read those of the turn before; so no sum
+// is overwritten that another warp has yet to read.
+struct alignas(access_bytes) SumsOfCluster {
+  Arrivals arrivals[turns_of_row];
+  float parts[turns_of_row][4][tiles_of_cluster];
+};
+
+// The sums over a row of `tiles` tiles that a cluster computes. Lane s·lanes_of_sum and the lanes after it have the part
+// `own` of sum s. Bit t of `parities` is the parity of the number of rows that have had turn t.
+template <int turn, int places, int count>
+NNORM_DEVICE void sums_of_cluster(float own, SumsOfCluster& all, unsigned tiles, unsigned& parities, float (&sums)[count]) {
+  static_assert(count <= 4 && turn < turns_of_row);
+  constexpr unsigned apart = lanes_of_sum<places * count>;
+  const unsigned lane = threadIdx.x % warp_size, warps = blockDim.x / warp_size, blocks = cluster_size();
+  const unsigned tile = cluster_rank() * warps + threadIdx.x / warp_size;
+  auto& parts = all.parts[turn];
+  if (threadIdx.x == 0) expect(all.arrivals[turn], unsigned(count * sizeof(float)) * blocks * warps);
+  if (lane < count * apart)
+    for (unsigned rank = lane % apart; rank < blocks; rank += apart)
+      send(own, parts[lane / apart][tile], all.arrivals[turn], rank);
+  wait_for(all.arrivals[turn], parities >> turn & 1);
+  parities ^= 1 << turn;
+  add_chains<int(row_chains)>(sums, [&](unsigned sum, unsigned chain) {
+    ChainSum<float> total{0, 0};
+    for (unsigned its_tile = chain; its_tile < tiles; its_tile += unsigned(row_chains)) total.add(parts[sum][its_tile]);
+    return total.total();
+  });
 }
 
 // The sums over a tile: lane s·lanes_of_sum and the lanes after it get sum s. `values` are the partial sums of a lane,
@@ -120,7 +162,7 @@ NNORM_DEVICE Real sum_of_tile(Real (&values)[all]) {
   return places == 2 ? values[0] + __shfl_xor_sync(0xffffffffu, values[0], warp_size / 2) : values[0];
 }
 
-// The sums over a row. With chains = 1 the row is the tile of one warp, else warp w of the block has tile w.
+// The sums over a row that a warp (chains = 1) or a block computes; warp w of the block has tile w.
 template <int chains, int turn, int places, int count, class Real>
 NNORM_DEVICE void sums_of_team(Real (&values)[places * count], Real (&sums)[count]) {
   constexpr unsigned apart = lanes_of_sum<places * count>;

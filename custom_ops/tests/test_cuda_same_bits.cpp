@@ -92,29 +92,30 @@ Difference of_channels(size_t values, Halves halves) {
   return difference;
 }
 
-// Without a GPU the device gets little shared memory, into which a long row does not fit.
+// Without a GPU the device gets little shared memory, into which a long row does not fit, and no clusters.
 class Room {
  public:
 #if defined(NNORM_CUDA_ON_HOST)
   explicit Room(bool little) {
-    if (little) cuda_on_host::shared_memory = 16 << 10;
+    if (little) cuda_on_host::shared_memory = 16 << 10, cuda_on_host::clusters = 0;
   }
-  ~Room() { cuda_on_host::shared_memory = before_; }
+  ~Room() { cuda_on_host::shared_memory = shared_memory_, cuda_on_host::clusters = clusters_; }
 
  private:
-  const int before_ = cuda_on_host::shared_memory;
+  const int shared_memory_ = cuda_on_host::shared_memory;
+  const unsigned clusters_ = cuda_on_host::clusters;
 #else
   explicit Room(bool) {}
 #endif
 };
 
-// Lengths around the limits of the kernels for warps, blocks and long rows. Some long rows do not fit into shared
-// memory.
+// Lengths around the limits of the kernels for warps, blocks, clusters and long rows. Some long rows do not fit into
+// shared memory.
 template <class T>
 Difference of_rows(size_t values, Halves halves) {
   Random random(32);
   Difference difference;
-  constexpr size_t special[] = {1, 2, 3, 64, 196, 255, 256, 511, 512, 768, 1023, 1024, 1025, 3072, 4096, 4097, 5000, 17000, 70000};
+  constexpr size_t special[] = {1, 2, 3, 64, 196, 255, 256, 511, 512, 768, 1023, 1024, 1025, 3072, 4096, 4097, 5000, 17000, 70000, 140000};
   for (size_t round = 0; difference.values < values; ++round) {
     const size_t length = round % 2 ? special[random.below(std::size(special))] : 1 + random.below(1200);
     const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3), offset = random.below(4) ? 0 : random.below(4);
