@@ -22,6 +22,9 @@ struct Device {
     return read(device.shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   }
 
+  // The most that a kernel may request beside its own variables, which are smaller than 1 KiB.
+  size_t dynamic_shared_memory() const { return size_t(shared_memory) - 1024; }
+
   // The number of blocks to launch: `wanted`, but at most `most_of_multiprocessor` for each multiprocessor. Kernels
   // loop over the work that remains.
   unsigned blocks(size_t wanted, unsigned most_of_multiprocessor) const {

@@ -8,12 +8,12 @@
 // As on CPUs, the result for a row of equal elements with ε = 0 is NaN.
 #pragma once
 
+#include <numeric>
+
 #include "long_rows.cuh"
 #include "short_rows.cuh"
 
 namespace nnorm::cuda {
-
-constexpr size_t own_shared_memory = 1 << 10;  // more than the kernels' own variables in shared memory
 
 // The shared memory that holds a row. The last access of a row that is not whole extends beyond its end and is stored too.
 template <class T>
@@ -21,28 +21,48 @@ size_t bytes_of_row(const Rows<T>& work) {
   return divided_up(work.row_length * sizeof(T), access_bytes) * access_bytes;
 }
 
+// Calls run(weights, exact) with the Weights of a kernel whose rows consist of whole accesses, and with whether the row
+// has all elements of a warp. A table is taken where it fits into shared memory.
+template <int tiles, int values, bool ahead, class T, class Run>
+cudaError_t with_weights(const Rows<T>& work, const Device& device, size_t warps, Run run) {
+  // In a row of a warp the tests take a tenth of the time; in longer rows they are a small part.
+  if constexpr (tiles == 1)
+    if (work.whole_weights && work.row_length == unsigned(values) * warp_size)
+      return run(std::integral_constant<Weights, Weights::neighbors>(), std::true_type());
+  if (work.whole_weights) return run(std::integral_constant<Weights, Weights::neighbors>(), std::false_type());
+  if (RowMemory<tiles, values, Weights::in_table, ahead, T>::bytes(warps) <= device.dynamic_shared_memory())
+    return run(std::integral_constant<Weights, Weights::in_table>(), std::false_type());
+  return run(std::integral_constant<Weights, Weights::by_run>(), std::false_type());
+}
+
+// The blocks for a kernel whose blocks have tables: at most `most`, and the next row of each team has the same weights.
+template <class T>
+unsigned blocks_with_tables(const Rows<T>& work, size_t teams_of_block, unsigned most) {
+  const size_t wanted = divided_up(work.rows, teams_of_block), together = work.period / std::gcd(work.period, teams_of_block);
+  if (wanted <= most) return unsigned(wanted);
+  return most < together ? most : unsigned(most / together * together);
+}
+
 // Launches the kernel for rows in registers.
 template <int tiles, int values, bool whole, class T>
 cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
   constexpr bool ahead = whole && tiles == int(row_chains), in_warp = tiles == 1;
-  const unsigned threads =
-      in_warp ? block_of_short_rows : unsigned(divided_up(work.row_length, row_tile)) * warp_size;
-  // A block that copies its next row should have one, so there are as many blocks as can run at once.
-  const unsigned most = ahead ? unsigned(tiles) * warp_size / threads : 64;
-  const unsigned blocks = device.blocks(divided_up(work.rows, in_warp ? block_of_short_rows / warp_size : 1), most);
-  const size_t shared = ahead ? bytes_of_row(work) : 0, room = size_t(device.shared_memory) - own_shared_memory;
-  const auto run = [&](auto own, auto exact) {
-    return launch(&layer_group_normal_norm_rows<tiles, values, whole, own.value, exact.value, ahead, T>, blocks, threads,
-                  stream, work, shared, room);
+  constexpr unsigned warps_of_short = block_of_short_rows / warp_size;
+  const unsigned warps = in_warp ? warps_of_short : unsigned(divided_up(work.row_length, row_tile));
+  const unsigned teams_of_block = in_warp ? warps_of_short : 1;
+  const auto run = [&](auto weights, auto exact) {
+    using Memory = RowMemory<tiles, values, weights.value, ahead, T>;
+    // A block that copies its next row or keeps weights should have many, so there are as many blocks as can run at once.
+    const bool persistent = ahead || weights.value == Weights::in_table;
+    const unsigned most = persistent ? threads_at_once / warp_size / warps : 64;
+    const unsigned blocks = weights.value == Weights::in_table
+                                ? blocks_with_tables(work, teams_of_block, device.multiprocessors * most)
+                                : device.blocks(divided_up(work.rows, teams_of_block), most);
+    return launch(&layer_group_normal_norm_rows<tiles, values, whole, weights.value, exact.value, ahead, T>, blocks,
+                  warps * warp_size, stream, work, Memory::bytes(warps), device.dynamic_shared_memory());
   };
-  if constexpr (whole) {
-    // In a row of a warp the tests take a tenth of the time; in longer rows they are a small part.
-    if constexpr (in_warp)
-      if (work.whole_weights && work.row_length == unsigned(values) * warp_size)
-        return run(std::true_type(), std::true_type());
-    if (work.whole_weights) return run(std::true_type(), std::false_type());
-  }
-  return run(std::false_type(), std::false_type());
+  if constexpr (whole) return with_weights<tiles, values, ahead>(work, device, warps, run);
+  return run(std::integral_constant<Weights, Weights::by_run>(), std::false_type());
 }
 
 struct ClusterShape {
@@ -64,19 +84,24 @@ inline ClusterShape shape_of_cluster(size_t tiles) {
 }
 
 // Launches the kernel for rows in the registers of clusters; `clusters` is 0 if the device has none.
-template <bool own, class T>
+template <class T>
 cudaError_t run_in_clusters(const Rows<T>& work, const Device& device, cudaStream_t stream, unsigned& clusters) {
-  constexpr auto kernel = &layer_group_normal_norm_rows<of_cluster, 32, true, own, false, true, T>;
   const ClusterShape shape = shape_of_cluster(divided_up(work.row_length, row_tile));
-  const unsigned threads = shape.warps * warp_size;
-  const auto bytes = [](size_t warps) { return sizeof(SumsOfCluster) + warps * row_tile * sizeof(T); };
-  const size_t shared = bytes(shape.warps), most = bytes(row_chains);
-  if (size_t(device.shared_memory) < most) return cudaSuccess;
-  if (const cudaError_t error = clusters_at_once<kernel>(device.ordinal, shape.blocks, threads, shared, most, clusters))
-    return error;
-  if (clusters == 0) return cudaSuccess;
-  const unsigned blocks = unsigned(std::min(work.rows, size_t(clusters))) * shape.blocks;
-  return launch(kernel, blocks, threads, stream, work, shared, most, shape.blocks);
+  const auto run = [&](auto weights, auto) -> cudaError_t {
+    constexpr auto kernel = &layer_group_normal_norm_rows<of_cluster, 32, true, weights.value, false, true, T>;
+    const size_t shared = RowMemory<of_cluster, 32, weights.value, true, T>::bytes(shape.warps);
+    const size_t room = device.dynamic_shared_memory();
+    const unsigned threads = shape.warps * warp_size;
+    clusters = 0;
+    if (shared > room) return cudaSuccess;
+    if (const cudaError_t error = clusters_at_once<kernel>(device.ordinal, shape.blocks, threads, shared, room, clusters))
+      return error;
+    if (clusters == 0) return cudaSuccess;
+    const unsigned teams = weights.value == Weights::in_table ? blocks_with_tables(work, 1, clusters)
+                                                              : unsigned(std::min(work.rows, size_t(clusters)));
+    return launch(kernel, teams * shape.blocks, threads, stream, work, shared, room, shape.blocks);
+  };
+  return with_weights<of_cluster, 32, true>(work, device, shape.warps, run);
 }
 
 template <bool whole, class T>
@@ -87,16 +112,15 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   if (work.row_length <= 3 * in_warp) return run_in_registers<1, 24, whole>(work, device, stream);
   if (work.row_length <= 4 * in_warp) return run_in_registers<1, 32, whole>(work, device, stream);
   if (work.row_length <= 4 * row_tile) return run_in_registers<4, 32, whole>(work, device, stream);
-  const size_t bytes = bytes_of_row(work), room = size_t(device.shared_memory) - own_shared_memory;
+  const size_t bytes = bytes_of_row(work), room = device.dynamic_shared_memory();
   // A thread has no registers for so many float64 elements.
   if constexpr (sizeof(Arithmetic<T>) == 4)
-    if (work.row_length <= row_chains * row_tile && (!whole || bytes <= room))
+    if (work.row_length <= row_chains * row_tile && (!whole || row_chains * row_tile * sizeof(T) <= room))
       return run_in_registers<int(row_chains), 32, whole>(work, device, stream);
   if constexpr (whole && sizeof(Arithmetic<T>) == 4)
     if (work.row_length > row_chains * row_tile && work.row_length <= tiles_of_cluster * row_tile) {
       unsigned clusters = 0;
-      const cudaError_t error = work.whole_weights ? run_in_clusters<true>(work, device, stream, clusters)
-                                                   : run_in_clusters<false>(work, device, stream, clusters);
+      const cudaError_t error = run_in_clusters(work, device, stream, clusters);
       if (error || clusters > 0) return error;
     }
   const unsigned blocks = device.blocks(work.rows, 16);

@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
         Real weight[width], bias[width], results[width];
         // One weight for an access is not looked for here: the registers are few, and it would be 3 % slower in bfloat16.
         if (w.whole_weights)
-          load_affine<Weights::neighbors>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+          load_neighbors(w, weights_of_row, start, Tile<T>::offset(k), weight, bias);
         else
-          load_affine<Weights::by_element>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+          load_by_run<false>(w, weights_of_row, position, count, weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j) {  // bounded rows have no loop of their own: it would be a second copy
           const Real h = standardize(widened(accesses[k].values[j]));

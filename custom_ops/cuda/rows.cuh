@@ -36,19 +36,24 @@ NNORM_DEVICE void load_all(const Real* from, Real (&to)[count]) {
   }
 }
 
-// How weight and bias of an access are found: side by side (w.whole_weights), by the run of each element, or of the
-// access as a whole if w.one_weight_for_access.
-enum class Weights { neighbors, by_element, by_access };
+// Where a kernel for rows finds weight and bias: side by side (w.whole_weights), in its WeightTable, or by the run of each
+// access or element.
+enum class Weights { neighbors, in_table, by_run };
 
 // Loads weight and bias of `count` elements, from element start + offset of a row.
-template <Weights weights, int width, class T>
-NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned start, unsigned offset, unsigned count,
+template <int width, class T>
+NNORM_DEVICE void load_neighbors(const Rows<T>& w, size_t weights_of_row, unsigned start, unsigned offset,
+                                 Arithmetic<T> (&weight)[width], Arithmetic<T> (&bias)[width]) {
+  load_all(w.weight + (weights_of_row + start) + offset, weight);
+  load_all(w.bias + (weights_of_row + start) + offset, bias);
+}
+
+// The same by the run of each element, or of the access as a whole if `by_access` and w.one_weight_for_access.
+template <bool by_access, int width, class T>
+NNORM_DEVICE void load_by_run(const Rows<T>& w, size_t weights_of_row, unsigned position, unsigned count,
                               Arithmetic<T> (&weight)[width], Arithmetic<T> (&bias)[width]) {
-  if constexpr (weights == Weights::neighbors) {
-    load_all(w.weight + (weights_of_row + start) + offset, weight);
-    load_all(w.bias + (weights_of_row + start) + offset, bias);
-  } else if (weights == Weights::by_access && w.one_weight_for_access) {
-    const size_t i = weights_of_row + w.run_divisor.divide(start + offset);
+  if (by_access && w.one_weight_for_access) {
+    const size_t i = weights_of_row + w.run_divisor.divide(position);
     const Arithmetic<T> its_weight = w.weight[i], its_bias = w.bias[i];
 #pragma unroll
     for (int j = 0; j < width; ++j) weight[j] = its_weight, bias[j] = its_bias;
@@ -56,12 +61,54 @@ NNORM_DEVICE void load_affine(const Rows<T>& w, size_t weights_of_row, unsigned 
 #pragma unroll
     for (int j = 0; j < width; ++j) {
       if (unsigned(j) >= count) continue;
-      const size_t i = weights_of_row + w.run_divisor.divide(start + offset + unsigned(j));
+      const size_t i = weights_of_row + w.run_divisor.divide(position + unsigned(j));
       weight[j] = w.weight[i];
       bias[j] = w.bias[i];
     }
   }
 }
+
+// Weight and bias of a thread's accesses to a tile, which it keeps in shared memory. No barrier is needed: a thread reads
+// only what it wrote. In registers the quotients by the run would take the place of other blocks: 168 instead of 128.
+template <int values, class T>
+class WeightTable {
+  using Real = Arithmetic<T>;
+  static constexpr int width = Tile<T>::width, part = widest<Real>, parts = 2 * width / part;
+  static_assert(2 * width % part == 0);
+
+ public:
+  static constexpr size_t bytes_of_warp = size_t(values) * warp_size * 2 * sizeof(Real);
+
+  // `memory` is that of the warp.
+  explicit NNORM_DEVICE WeightTable(unsigned char* memory)
+      : values_(reinterpret_cast<Real*>(memory) + threadIdx.x % warp_size * unsigned(part)) {}
+
+  NNORM_DEVICE void store_access(int k, const Real (&weight)[width], const Real (&bias)[width]) const {
+    each_part(k, [&](int first, Real* to) {
+      Access<Real, part> access;
+#pragma unroll
+      for (int j = 0; j < part; ++j) access.values[j] = first + j < width ? weight[(first + j) % width] : bias[(first + j) % width];
+      store(to, access);
+    });
+  }
+  NNORM_DEVICE void load_access(int k, Real (&weight)[width], Real (&bias)[width]) const {
+    each_part(k, [&](int first, const Real* from) {
+      const Access<Real, part> access = load<part>(from);
+#pragma unroll
+      for (int j = 0; j < part; ++j) (first + j < width ? weight : bias)[(first + j) % width] = access.values[j];
+    });
+  }
+
+ private:
+  // Neighboring lanes have neighboring parts, so that no two lanes need the same bank at a time.
+  template <class Use>
+  NNORM_DEVICE void each_part(int k, Use use) const {
+#pragma unroll
+    for (int i = 0; i < parts; ++i) use(i * part, values_ + unsigned(k * parts + i) * warp_size * unsigned(part));
+  }
+
+  Real* values_;
+};
 
 template <class T>
 using Psi = RowBranches<Evaluation<T>, Arithmetic<T>>;

@@ -15,12 +15,30 @@ constexpr unsigned most_threads_for(int tiles) {
   return tiles == 1 ? block_of_short_rows : unsigned(std::min(tiles, int(row_chains))) * warp_size;
 }
 
+// A kernel with a WeightTable has as many blocks as run at once, so that a table serves many rows. 0 leaves the number to
+// the compiler, which chooses fewer registers than for 1.
+constexpr unsigned threads_at_once = 512;  // of a multiprocessor, with 128 registers each
+template <int tiles, Weights weights, class T>
+constexpr unsigned least_blocks_at_once =
+    weights == Weights::in_table && sizeof(Arithmetic<T>) == 4 ? threads_at_once / most_threads_for(tiles) : 0;
+
+// The dynamic shared memory of a block: the sums of its cluster, the elements of its next row, weight and bias.
+template <int tiles, int values, Weights weights, bool ahead, class T>
+struct RowMemory {
+  static constexpr size_t sums = tiles == of_cluster ? sizeof(SumsOfCluster) : 0;
+  static constexpr size_t elements_of_warp = ahead ? row_tile * sizeof(T) : 0;
+  static constexpr size_t weights_of_warp = weights == Weights::in_table ? WeightTable<values, T>::bytes_of_warp : 0;
+
+  static constexpr size_t bytes(size_t warps) { return sums + warps * (elements_of_warp + weights_of_warp); }
+};
+
 // Computes rows of at most `tiles` tiles in registers, `values` elements in each thread. With tiles = 1 a warp computes a
-// row, else each warp one tile: with tiles = of_cluster the warps of a cluster of blocks, else those of a block. `own`
-// means that w.whole_weights is true, `exact` that rows have all elements of a warp. If `ahead`, the next row is copied
-// to shared memory while this one is computed.
-template <int tiles, int values, bool whole, bool own, bool exact, bool ahead, class T>
-__global__ void __launch_bounds__(most_threads_for(tiles)) layer_group_normal_norm_rows(Rows<T> w) {
+// row, else each warp one tile: with tiles = of_cluster the warps of a cluster of blocks, else those of a block. `exact`
+// means that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while this one is
+// computed.
+template <int tiles, int values, bool whole, Weights weights, bool exact, bool ahead, class T>
+__global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<tiles, weights, T>)
+    layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   constexpr int width = Tile<T>::width, accesses = values / width;
   constexpr bool in_warp = tiles == 1, in_cluster = tiles == of_cluster;
@@ -48,6 +66,7 @@ __global__ void __launch_bounds__(most_threads_for(tiles)) layer_group_normal_no
     else
       loop(std::false_type());
   };
+  using Memory = RowMemory<tiles, values, weights, ahead, T>;
   NNORM_DYNAMIC_SHARED(shared);
   SumsOfCluster& sums_of_tiles = *reinterpret_cast<SumsOfCluster*>(shared);
   unsigned parities = 0;
@@ -68,7 +87,7 @@ __global__ void __launch_bounds__(most_threads_for(tiles)) layer_group_normal_no
   };
 
   // No barrier is needed: a thread reads only what it copied.
-  T* const next = reinterpret_cast<T*>(shared + (in_cluster ? sizeof(SumsOfCluster) : 0)) + Tile<T>::start(in_warp ? 0 : warp);
+  T* const next = reinterpret_cast<T*>(shared + Memory::sums + warp * Memory::elements_of_warp) + Tile<T>::start(0);
   const auto copy = [&](size_t row) {
     if (row >= w.rows) return;
     const T* const x = w.x + row * w.row_length + start;
@@ -78,13 +97,29 @@ __global__ void __launch_bounds__(most_threads_for(tiles)) layer_group_normal_no
   const size_t first_row = size_t(blockIdx.x / blocks_of_team) * teams_of_block + (in_warp ? warp : 0);
   const size_t step = size_t(gridDim.x / blocks_of_team) * teams_of_block;
   if constexpr (in_cluster) {
+    if (!have_clusters) return;
     if (threadIdx.x == 0)
       for (Arrivals& arrivals : sums_of_tiles.arrivals) prepare(arrivals);
     cluster_barrier();
   }
   if constexpr (ahead) copy(first_row);
-  const size_t rows = in_cluster && !have_clusters ? 0 : w.rows;
-  for (size_t row = first_row; row < rows; row += step) {
+  const WeightTable<values, T> table(shared + Memory::sums + blockDim.x / warp_size * Memory::elements_of_warp +
+                                     warp * Memory::weights_of_warp);
+  size_t in_table = w.period;
+  const auto fill = [&](size_t of_period) {
+#pragma unroll 1
+    for (int k = 0; k < accesses && position(k) < w.row_length; ++k) {
+      Real weight[width], bias[width];
+      load_by_run<true>(w, of_period * (w.row_length / w.run), position(k), unsigned(width), weight, bias);
+      table.store_access(k, weight, bias);
+    }
+  };
+  for (size_t row = first_row; row < w.rows; row += step) {
+    if constexpr (weights == Weights::in_table) {
+      const size_t of_period = row % w.period;
+      if (of_period != in_table) fill(of_period);
+      in_table = of_period;
+    }
     if constexpr (ahead) wait_for_copies();
     const T* const x = ahead ? next : w.x + row * w.row_length + start;
     T* const y = w.y + row * w.row_length + start;
@@ -118,7 +153,12 @@ __global__ void __launch_bounds__(most_threads_for(tiles)) layer_group_normal_no
     const auto transform = [&](auto bounded) {
       for_accesses([&](int k, unsigned count) {
         Real weight[width], bias[width], results[width];
-        load_affine<own ? Weights::neighbors : Weights::by_access>(w, weights_of_row, start, Tile<T>::offset(k), count, weight, bias);
+        if constexpr (weights == Weights::neighbors)
+          load_neighbors(w, weights_of_row, start, Tile<T>::offset(k), weight, bias);
+        else if constexpr (weights == Weights::in_table)
+          table.load_access(k, weight, bias);
+        else
+          load_by_run<true>(w, weights_of_row, position(k), count, weight, bias);
 #pragma unroll
         for (int j = 0; j < width; ++j)
           results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg,
