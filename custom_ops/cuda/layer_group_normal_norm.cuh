@@ -32,7 +32,8 @@ cudaError_t with_weights(const Rows<T>& work, const Device& device, size_t warps
   if (work.whole_weights) return run(std::integral_constant<Weights, Weights::neighbors>(), std::false_type());
   if (RowMemory<tiles, values, Weights::in_table, ahead, T>::bytes(warps) <= device.dynamic_shared_memory())
     return run(std::integral_constant<Weights, Weights::in_table>(), std::false_type());
-  return run(std::integral_constant<Weights, Weights::by_run>(), std::false_type());
+  if constexpr (values <= values_of_tile<T>) return run(std::integral_constant<Weights, Weights::by_run>(), std::false_type());
+  return cudaErrorInvalidValue;  // run_rows() asks first
 }
 
 // The blocks for a kernel whose blocks have tables: at most `most`, and the next row of each team has the same weights.
@@ -54,7 +55,7 @@ cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStre
     using Memory = RowMemory<tiles, values, weights.value, ahead, T>;
     // A block that copies its next row or keeps weights should have many, so there are as many blocks as can run at once.
     const bool persistent = ahead || weights.value == Weights::in_table;
-    const unsigned most = persistent ? threads_at_once / warp_size / warps : 64;
+    const unsigned most = persistent ? threads_at_once<values, T> / warp_size / warps : 64;
     const unsigned blocks = weights.value == Weights::in_table
                                 ? blocks_with_tables(work, teams_of_block, device.multiprocessors * most)
                                 : device.blocks(divided_up(work.rows, teams_of_block), most);
@@ -111,6 +112,13 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   if (work.row_length <= 2 * in_warp) return run_in_registers<1, 16, whole>(work, device, stream);
   if (work.row_length <= 3 * in_warp) return run_in_registers<1, 24, whole>(work, device, stream);
   if (work.row_length <= 4 * in_warp) return run_in_registers<1, 32, whole>(work, device, stream);
+  // With two warps for up to one and a half tiles, half of the second one's registers would be idle.
+  if constexpr (whole && sizeof(Arithmetic<T>) == 4) {
+    constexpr size_t table = RowMemory<1, 48, Weights::in_table, false, T>::bytes(block_of_short_rows / warp_size);
+    if (work.row_length <= 6 * in_warp && (work.whole_weights || table <= device.dynamic_shared_memory()))
+      return work.row_length <= 5 * in_warp ? run_in_registers<1, 40, whole>(work, device, stream)
+                                            : run_in_registers<1, 48, whole>(work, device, stream);
+  }
   if (work.row_length <= 4 * row_tile) return run_in_registers<4, 32, whole>(work, device, stream);
   const size_t bytes = bytes_of_row(work), room = device.dynamic_shared_memory();
   // A thread has no registers for so many float64 elements.

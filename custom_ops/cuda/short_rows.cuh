@@ -1,4 +1,4 @@
-// The kernel for rows of at most 128 tiles: each warp keeps a tile in its registers.
+// The kernel for rows of at most 128 tiles: each warp keeps a tile in its registers, or one and a half.
 #pragma once
 
 #include "rows.cuh"
@@ -15,12 +15,17 @@ constexpr unsigned most_threads_for(int tiles) {
   return tiles == 1 ? block_of_short_rows : unsigned(std::min(tiles, int(row_chains))) * warp_size;
 }
 
-// A kernel with a WeightTable has as many blocks as run at once, so that a table serves many rows. 0 leaves the number to
-// the compiler, which chooses fewer registers than for 1.
-constexpr unsigned threads_at_once = 512;  // of a multiprocessor, with 128 registers each
-template <int tiles, Weights weights, class T>
+// A multiprocessor has 512 threads at once, with 128 registers each, or 384 with 168 if a warp has more than one tile. 0
+// leaves the number of blocks to the compiler, which chooses fewer registers than for 1.
+template <class T>
+constexpr int values_of_tile = Tile<T>::accesses * Tile<T>::width;
+template <int values, class T>
+constexpr unsigned threads_at_once = values > values_of_tile<T> ? 384 : 512;
+template <int tiles, int values, Weights weights, class T>
 constexpr unsigned least_blocks_at_once =
-    weights == Weights::in_table && sizeof(Arithmetic<T>) == 4 ? threads_at_once / most_threads_for(tiles) : 0;
+    sizeof(Arithmetic<T>) == 4 && (weights == Weights::in_table || values > values_of_tile<T>)
+        ? threads_at_once<values, T> / most_threads_for(tiles)
+        : 0;
 
 // The dynamic shared memory of a block: the sums of its cluster, the elements of its next row, weight and bias.
 template <int tiles, int values, Weights weights, bool ahead, class T>
@@ -33,17 +38,17 @@ struct RowMemory {
 };
 
 // Computes rows of at most `tiles` tiles in registers, `values` elements in each thread. With tiles = 1 a warp computes a
-// row, else each warp one tile: with tiles = of_cluster the warps of a cluster of blocks, else those of a block. `exact`
+// row of up to two tiles, else each warp one tile: with tiles = of_cluster the warps of a cluster of blocks, else those of a block. `exact`
 // means that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while this one is
 // computed.
 template <int tiles, int values, bool whole, Weights weights, bool exact, bool ahead, class T>
-__global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<tiles, weights, T>)
+__global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<tiles, values, weights, T>)
     layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   constexpr int width = Tile<T>::width, accesses = values / width;
   constexpr bool in_warp = tiles == 1, in_cluster = tiles == of_cluster;
   constexpr int certain = in_warp ? (values - values_step) / width : 0;  // accesses that every row has
-  static_assert(values <= Tile<T>::accesses * width, "a warp has one tile");
+  static_assert(values <= (in_warp ? 2 : 1) * values_of_tile<T>);
   constexpr unsigned teams_of_block = in_warp ? block_of_short_rows / warp_size : 1;
   const unsigned warp = threadIdx.x / warp_size, blocks_of_team = in_cluster ? cluster_size() : 1;
   const unsigned tile = in_warp ? 0 : in_cluster ? cluster_rank() * (blockDim.x / warp_size) + warp : warp;
@@ -73,17 +78,24 @@ __global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<
   // Sums the terms that add(i, sums) adds for the elements of the row.
   const auto sums_of_row = [&](auto turn, auto& sums, const auto& add) {
     constexpr int terms = int(std::extent_v<std::remove_reference_t<decltype(sums)>>);
-    Sums<T, terms> part;
+    Sums<T, terms> part, of_second;  // of the first tile, and of the second one if a warp has two
     for_accesses([&](int k, unsigned count) {
+      auto& its_part = k < Tile<T>::accesses ? part : of_second;
 #pragma unroll
       for (int j = 0; j < width; ++j)
-        if (whole || unsigned(j) < count) add(k * width + j, part.of(k * width + j));
+        if (whole || unsigned(j) < count) add(k * width + j, its_part.of(k * width + j));
     });
     if constexpr (in_cluster)
       sums_of_cluster<turn.value, Tile<T>::places>(sum_of_tile<Tile<T>::places>(part.values), sums_of_tiles,
                                                    unsigned((w.row_length + row_tile - 1) / row_tile), parities, sums);
     else
       sums_of_team<tiles, turn.value, Tile<T>::places>(part.values, sums);
+    if constexpr (values > values_of_tile<T>) {
+      Real second[terms];
+      sums_of_team<tiles, turn.value, Tile<T>::places>(of_second.values, second);
+#pragma unroll
+      for (int i = 0; i < terms; ++i) sums[i] = (sums[i] + Real(0)) + (second[i] + Real(0));  // with the chains that are empty
+    }
   };
 
   // No barrier is needed: a thread reads only what it copied.

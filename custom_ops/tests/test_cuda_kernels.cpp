@@ -137,15 +137,17 @@ void test_batch_normal_norm(ErrorTable& errors, Halves halves, double bound, con
 // Lengths around the limits of each kernel: 256, 512, 768 and 1024 for a warp, 4096 and 16384 for a block, 131072 for a
 // cluster, then shared memory, of which a kernel gets 48 KiB without asking for more: 6144 doubles, 12288 floats, 24576
 // narrow numbers. Clusters of these have 2 to 8 blocks of 4 to 16 warps, some of them without elements; more rows than
-// clusters run at once, and weights by element, by access and by run.
+// clusters run at once, and weights by element, by access and by run. Of the tables of weights, one is for all rows of a
+// warp, one for some of them, one for a single row.
 std::vector<RowGeometry> row_geometries(size_t longest_row) {
   std::vector<RowGeometry> all{{0, 5, 1, 1},     {3, 0, 1, 1},     {1, 6144, 1, 1},
                                {1, 12288, 1, 1}, {1, 24576, 1, 1}, {1, 30001, 1, 1},
                                {2, 60000, 2, 60000}, {1, longest_row, 1, longest_row / 4},
                                {7, 16392, 3, 1}, {5, 25088, 2, 3136}, {3, 33000, 1, 3}, {2, 65536, 1, 1}, {3, 65544, 1, 1},
-                               {2, 131072, 1, 16}, {1, 131080, 1, 1}};
+                               {2, 131072, 1, 16}, {1, 131080, 1, 1}, {70, 784, 3, 49}, {40, 64, 32, 16},
+                               {9, 3136, 2, 49}, {11, 6272, 5, 196}, {26, 1176, 4, 49}, {7, 25088, 3, 784}};
   for (const size_t length : {1,    2,    31,   33,   49,   255,  256,  257,  512,  513,   768,  1023,
-                              1024, 1025, 2048, 2049, 3072, 4096, 4097, 5000, 8192, 16384, 16385}) {
+                              1024, 1025, 1028, 1280, 1288, 1536, 1544, 2048, 2049, 3072, 4096, 4097, 5000, 8192, 16384, 16385}) {
     all.push_back({length < 300 ? 37u : 2u, length, 1, 1});
     all.push_back({5, length, 3, 1});
     for (const size_t run : {3, 7, 16, 64, 257})

@@ -115,7 +115,7 @@ template <class T>
 Difference of_rows(size_t values, Halves halves) {
   Random random(32);
   Difference difference;
-  constexpr size_t special[] = {1, 2, 3, 64, 196, 255, 256, 511, 512, 768, 1023, 1024, 1025, 3072, 4096, 4097, 5000, 17000, 70000, 140000};
+  constexpr size_t special[] = {1, 2, 3, 64, 196, 255, 256, 511, 512, 768, 1023, 1024, 1025, 1280, 1536, 3072, 4096, 4097, 5000, 17000, 70000, 140000};
   for (size_t round = 0; difference.values < values; ++round) {
     const size_t length = round % 2 ? special[random.below(std::size(special))] : 1 + random.below(1200);
     const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3), offset = random.below(4) ? 0 : random.below(4);
