@@ -75,11 +75,11 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
 }
 
 // The number of clusters of `size` blocks that the device runs at once: 0 if it has no clusters, or if the code of this
-// kernel was compiled for devices without. `shared` depends on `threads` alone.
-template <auto kernel>
-cudaError_t clusters_at_once(int device, unsigned size, unsigned threads, size_t shared, size_t most_shared, unsigned& clusters) {
-  // The last answer, because CUDA computes it anew at each call: the question in the upper 32 bits.
-  static std::atomic<uint64_t> last{0};
+// kernel was compiled for devices without. `shared` depends on `threads` alone. `last` is the last answer for the kernel,
+// because CUDA computes it anew at each call: the question in the upper 32 bits.
+template <class Work>
+cudaError_t clusters_at_once(void (*kernel)(Work), int device, unsigned size, unsigned threads, size_t shared,
+                             size_t most_shared, std::atomic<uint64_t>& last, unsigned& clusters) {
   const uint64_t question = uint64_t(unsigned(device) & 0xff) << 24 | uint64_t(size) << 16 | threads;
   const uint64_t known = last.load(std::memory_order_relaxed);
   if (known >> 32 == question) {

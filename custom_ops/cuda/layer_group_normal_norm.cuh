@@ -21,21 +21,6 @@ size_t bytes_of_row(const Rows<T>& work) {
   return divided_up(work.row_length * sizeof(T), access_bytes) * access_bytes;
 }
 
-// Calls run(weights, exact) with the Weights of a kernel whose rows consist of whole accesses, and with whether the row
-// has all elements of a warp. A table is taken where it fits into shared memory.
-template <int tiles, int values, bool ahead, class T, class Run>
-cudaError_t with_weights(const Rows<T>& work, const Device& device, size_t warps, Run run) {
-  // In a row of a warp the tests take a tenth of the time; in longer rows they are a small part.
-  if constexpr (tiles == 1)
-    if (work.whole_weights && work.row_length == unsigned(values) * warp_size)
-      return run(std::integral_constant<Weights, Weights::neighbors>(), std::true_type());
-  if (work.whole_weights) return run(std::integral_constant<Weights, Weights::neighbors>(), std::false_type());
-  if (RowMemory<tiles, values, Weights::in_table, ahead, T>::bytes(warps) <= device.dynamic_shared_memory())
-    return run(std::integral_constant<Weights, Weights::in_table>(), std::false_type());
-  if constexpr (values <= values_of_tile<T>) return run(std::integral_constant<Weights, Weights::by_run>(), std::false_type());
-  return cudaErrorInvalidValue;  // run_rows() asks first
-}
-
 // The blocks for a kernel whose blocks have tables: at most `most`, and the next row of each team has the same weights.
 template <class T>
 unsigned blocks_with_tables(const Rows<T>& work, size_t teams_of_block, unsigned most) {
@@ -44,26 +29,38 @@ unsigned blocks_with_tables(const Rows<T>& work, size_t teams_of_block, unsigned
   return most < together ? most : unsigned(most / together * together);
 }
 
+constexpr unsigned warps_of_short_rows = block_of_short_rows / warp_size;
+
+template <int tiles, int values, bool whole, Weights weights, bool exact, class T>
+cudaError_t launch_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
+  constexpr bool ahead = whole && tiles == int(row_chains), in_warp = tiles == 1, in_table = weights == Weights::in_table;
+  const unsigned warps = in_warp ? warps_of_short_rows : unsigned(divided_up(work.row_length, row_tile));
+  const unsigned teams_of_block = in_warp ? warps_of_short_rows : 1;
+  const size_t shared = RowMemory<tiles, values, weights, ahead, T>::bytes(warps), room = device.dynamic_shared_memory();
+  // float64 has no tables, because its elements take all registers either way.
+  if constexpr (in_table)
+    if (shared > room || sizeof(Arithmetic<T>) == 8)
+      return launch_rows<tiles, values, whole, Weights::by_run, exact>(work, device, stream);
+  // A block that copies its next row or has a table should have many rows, so there are as many blocks as can run at once.
+  const unsigned most = ahead || in_table ? threads_at_once<values, T> / warp_size / warps : 64;
+  const unsigned blocks = in_table ? blocks_with_tables(work, teams_of_block, unsigned(device.multiprocessors) * most)
+                                   : device.blocks(divided_up(work.rows, teams_of_block), most);
+  return launch(&layer_group_normal_norm_rows<tiles, values, whole, weights, exact, ahead, T>, blocks, warps * warp_size,
+                stream, work, shared, room);
+}
+
 // Launches the kernel for rows in registers.
 template <int tiles, int values, bool whole, class T>
 cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  constexpr bool ahead = whole && tiles == int(row_chains), in_warp = tiles == 1;
-  constexpr unsigned warps_of_short = block_of_short_rows / warp_size;
-  const unsigned warps = in_warp ? warps_of_short : unsigned(divided_up(work.row_length, row_tile));
-  const unsigned teams_of_block = in_warp ? warps_of_short : 1;
-  const auto run = [&](auto weights, auto exact) {
-    using Memory = RowMemory<tiles, values, weights.value, ahead, T>;
-    // A block that copies its next row or keeps weights should have many, so there are as many blocks as can run at once.
-    const bool persistent = ahead || weights.value == Weights::in_table;
-    const unsigned most = persistent ? threads_at_once<values, T> / warp_size / warps : 64;
-    const unsigned blocks = weights.value == Weights::in_table
-                                ? blocks_with_tables(work, teams_of_block, device.multiprocessors * most)
-                                : device.blocks(divided_up(work.rows, teams_of_block), most);
-    return launch(&layer_group_normal_norm_rows<tiles, values, whole, weights.value, exact.value, ahead, T>, blocks,
-                  warps * warp_size, stream, work, Memory::bytes(warps), device.dynamic_shared_memory());
-  };
-  if constexpr (whole) return with_weights<tiles, values, ahead>(work, device, warps, run);
-  return run(std::integral_constant<Weights, Weights::by_run>(), std::false_type());
+  if constexpr (whole) {
+    // In a row of a warp the tests take a tenth of the time; in longer rows they are a small part.
+    if constexpr (tiles == 1)
+      if (work.whole_weights && work.row_length == unsigned(values) * warp_size)
+        return launch_rows<tiles, values, whole, Weights::neighbors, true>(work, device, stream);
+    if (work.whole_weights) return launch_rows<tiles, values, whole, Weights::neighbors, false>(work, device, stream);
+    return launch_rows<tiles, values, whole, Weights::in_table, false>(work, device, stream);
+  }
+  return launch_rows<tiles, values, whole, Weights::by_run, false>(work, device, stream);
 }
 
 struct ClusterShape {
@@ -85,24 +82,22 @@ inline ClusterShape shape_of_cluster(size_t tiles) {
 }
 
 // Launches the kernel for rows in the registers of clusters; `clusters` is 0 if the device has none.
-template <class T>
+template <Weights weights, class T>
 cudaError_t run_in_clusters(const Rows<T>& work, const Device& device, cudaStream_t stream, unsigned& clusters) {
+  static std::atomic<uint64_t> last{0};
+  const auto kernel = &layer_group_normal_norm_rows<of_cluster, 32, true, weights, false, true, T>;
   const ClusterShape shape = shape_of_cluster(divided_up(work.row_length, row_tile));
-  const auto run = [&](auto weights, auto) -> cudaError_t {
-    constexpr auto kernel = &layer_group_normal_norm_rows<of_cluster, 32, true, weights.value, false, true, T>;
-    const size_t shared = RowMemory<of_cluster, 32, weights.value, true, T>::bytes(shape.warps);
-    const size_t room = device.dynamic_shared_memory();
-    const unsigned threads = shape.warps * warp_size;
-    clusters = 0;
-    if (shared > room) return cudaSuccess;
-    if (const cudaError_t error = clusters_at_once<kernel>(device.ordinal, shape.blocks, threads, shared, room, clusters))
-      return error;
-    if (clusters == 0) return cudaSuccess;
-    const unsigned teams = weights.value == Weights::in_table ? blocks_with_tables(work, 1, clusters)
-                                                              : unsigned(std::min(work.rows, size_t(clusters)));
-    return launch(kernel, teams * shape.blocks, threads, stream, work, shared, room, shape.blocks);
-  };
-  return with_weights<of_cluster, 32, true>(work, device, shape.warps, run);
+  const unsigned threads = shape.warps * warp_size;
+  const size_t shared = RowMemory<of_cluster, 32, weights, true, T>::bytes(shape.warps), room = device.dynamic_shared_memory();
+  clusters = 0;
+  if (shared > room) return cudaSuccess;
+  if (const cudaError_t error =
+          clusters_at_once(kernel, device.ordinal, shape.blocks, threads, shared, room, last, clusters))
+    return error;
+  if (clusters == 0) return cudaSuccess;
+  const unsigned teams = weights == Weights::in_table ? blocks_with_tables(work, 1, clusters)
+                                                      : unsigned(std::min(work.rows, size_t(clusters)));
+  return launch(kernel, teams * shape.blocks, threads, stream, work, shared, room, shape.blocks);
 }
 
 template <bool whole, class T>
@@ -113,12 +108,10 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   if (work.row_length <= 3 * in_warp) return run_in_registers<1, 24, whole>(work, device, stream);
   if (work.row_length <= 4 * in_warp) return run_in_registers<1, 32, whole>(work, device, stream);
   // With two warps for up to one and a half tiles, half of the second one's registers would be idle.
-  if constexpr (whole && sizeof(Arithmetic<T>) == 4) {
-    constexpr size_t table = RowMemory<1, 48, Weights::in_table, false, T>::bytes(block_of_short_rows / warp_size);
-    if (work.row_length <= 6 * in_warp && (work.whole_weights || table <= device.dynamic_shared_memory()))
+  if constexpr (whole && sizeof(Arithmetic<T>) == 4)
+    if (work.row_length <= 6 * in_warp)
       return work.row_length <= 5 * in_warp ? run_in_registers<1, 40, whole>(work, device, stream)
                                             : run_in_registers<1, 48, whole>(work, device, stream);
-  }
   if (work.row_length <= 4 * row_tile) return run_in_registers<4, 32, whole>(work, device, stream);
   const size_t bytes = bytes_of_row(work), room = device.dynamic_shared_memory();
   // A thread has no registers for so many float64 elements.
@@ -128,7 +121,8 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
   if constexpr (whole && sizeof(Arithmetic<T>) == 4)
     if (work.row_length > row_chains * row_tile && work.row_length <= tiles_of_cluster * row_tile) {
       unsigned clusters = 0;
-      const cudaError_t error = run_in_clusters(work, device, stream, clusters);
+      const cudaError_t error = work.whole_weights ? run_in_clusters<Weights::neighbors>(work, device, stream, clusters)
+                                                   : run_in_clusters<Weights::in_table>(work, device, stream, clusters);
       if (error || clusters > 0) return error;
     }
   const unsigned blocks = device.blocks(work.rows, 16);

@@ -15,15 +15,17 @@ constexpr unsigned most_threads_for(int tiles) {
   return tiles == 1 ? block_of_short_rows : unsigned(std::min(tiles, int(row_chains))) * warp_size;
 }
 
-// A multiprocessor has 512 threads at once, with 128 registers each, or 384 with 168 if a warp has more than one tile. 0
-// leaves the number of blocks to the compiler, which chooses fewer registers than for 1.
+// The threads that a multiprocessor has at once: 512 with 128 registers each, 384 with 168 if a warp has more than one
+// tile, 640 with 96 if it has three quarters of one.
 template <class T>
 constexpr int values_of_tile = Tile<T>::accesses * Tile<T>::width;
 template <int values, class T>
-constexpr unsigned threads_at_once = values > values_of_tile<T> ? 384 : 512;
+constexpr unsigned threads_at_once = values > values_of_tile<T> ? 384 : values == 24 ? 640 : 512;
+// 0 leaves the number of blocks to the compiler, which chooses other registers than for 1.
 template <int tiles, int values, Weights weights, class T>
 constexpr unsigned least_blocks_at_once =
-    sizeof(Arithmetic<T>) == 4 && (weights == Weights::in_table || values > values_of_tile<T>)
+    sizeof(Arithmetic<T>) == 4 && most_threads_for(tiles) < 512 && weights != Weights::by_run &&
+            (weights == Weights::in_table || values >= 24)
         ? threads_at_once<values, T> / most_threads_for(tiles)
         : 0;
 
@@ -38,9 +40,9 @@ struct RowMemory {
 };
 
 // Computes rows of at most `tiles` tiles in registers, `values` elements in each thread. With tiles = 1 a warp computes a
-// row of up to two tiles, else each warp one tile: with tiles = of_cluster the warps of a cluster of blocks, else those of a block. `exact`
-// means that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while this one is
-// computed.
+// row of up to two tiles, else each warp one tile: with tiles = of_cluster the warps of a cluster of blocks, else those of
+// a block. `exact` means that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while
+// this one is computed.
 template <int tiles, int values, bool whole, Weights weights, bool exact, bool ahead, class T>
 __global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<tiles, values, weights, T>)
     layer_group_normal_norm_rows(Rows<T> w) {
@@ -78,21 +80,20 @@ __global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<
   // Sums the terms that add(i, sums) adds for the elements of the row.
   const auto sums_of_row = [&](auto turn, auto& sums, const auto& add) {
     constexpr int terms = int(std::extent_v<std::remove_reference_t<decltype(sums)>>);
-    Sums<T, terms> part, of_second;  // of the first tile, and of the second one if a warp has two
+    Sums<T, terms> parts[values > values_of_tile<T> ? 2 : 1];  // of each tile of the warp
     for_accesses([&](int k, unsigned count) {
-      auto& its_part = k < Tile<T>::accesses ? part : of_second;
 #pragma unroll
       for (int j = 0; j < width; ++j)
-        if (whole || unsigned(j) < count) add(k * width + j, its_part.of(k * width + j));
+        if (whole || unsigned(j) < count) add(k * width + j, parts[k / Tile<T>::accesses].of(k * width + j));
     });
     if constexpr (in_cluster)
-      sums_of_cluster<turn.value, Tile<T>::places>(sum_of_tile<Tile<T>::places>(part.values), sums_of_tiles,
+      sums_of_cluster<turn.value, Tile<T>::places>(sum_of_tile<Tile<T>::places>(parts[0].values), sums_of_tiles,
                                                    unsigned((w.row_length + row_tile - 1) / row_tile), parities, sums);
     else
-      sums_of_team<tiles, turn.value, Tile<T>::places>(part.values, sums);
+      sums_of_team<tiles, turn.value, Tile<T>::places>(parts[0].values, sums);
     if constexpr (values > values_of_tile<T>) {
       Real second[terms];
-      sums_of_team<tiles, turn.value, Tile<T>::places>(of_second.values, second);
+      sums_of_team<tiles, turn.value, Tile<T>::places>(parts[1].values, second);
 #pragma unroll
       for (int i = 0; i < terms; ++i) sums[i] = (sums[i] + Real(0)) + (second[i] + Real(0));  // with the chains that are empty
     }

@@ -12,6 +12,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -276,8 +277,9 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
   return cudaSuccess;
 }
 
-template <auto kernel>
-cudaError_t clusters_at_once(int, unsigned, unsigned, size_t, size_t, unsigned& clusters) {
+template <class Work>
+cudaError_t clusters_at_once(void (*)(Work), int, unsigned, unsigned, size_t, size_t, std::atomic<uint64_t>&,
+                             unsigned& clusters) {
   clusters = cuda_on_host::clusters;
   return cudaSuccess;
 }
