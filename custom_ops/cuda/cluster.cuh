@@ -8,11 +8,13 @@ namespace nnorm::cuda {
 constexpr unsigned most_blocks_of_cluster = 8;  // that every device with clusters has
 
 #if defined(__CUDACC__)
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool have_clusters = false;  // clusters_at_once() says 0
+// nvcc 12.1 is the first that knows st.async. Without clusters, clusters_at_once() says 0.
+#if CUDART_VERSION < 12010 || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
+#define NNORM_HAVE_CLUSTERS 0
 #else
-constexpr bool have_clusters = true;
+#define NNORM_HAVE_CLUSTERS 1
 #endif
+constexpr bool have_clusters = NNORM_HAVE_CLUSTERS;
 
 // Counts the bytes that blocks of a cluster have sent to one of them (an mbarrier). A phase ends when one thread has
 // expected its bytes and all of them have arrived.
@@ -20,7 +22,7 @@ struct alignas(8) Arrivals {
   uint64_t state;
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if NNORM_HAVE_CLUSTERS
 NNORM_DEVICE unsigned in_shared_memory(const void* pointer) { return unsigned(__cvta_generic_to_shared(pointer)); }
 
 NNORM_DEVICE unsigned cluster_rank() {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <iterator>
 
-#include "device.cuh"
+#include "cluster.cuh"
 #include "nnorm/cuda_kernels.h"
 
 namespace nnorm::cuda {
@@ -42,6 +42,7 @@ inline cudaError_t allow_shared_memory(const void* kernel, size_t bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
 }
 
+#if NNORM_HAVE_CLUSTERS
 // A launch of clusters of `size` blocks each. It refers to its own attribute, so it cannot be copied.
 struct ClusterLaunch {
   cudaLaunchAttribute size_of_cluster{};
@@ -59,6 +60,7 @@ struct ClusterLaunch {
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
 };
+#endif
 
 // `shared` is the dynamic shared memory of a block, `most_shared` the most that any launch of this kernel may request.
 // That limit applies to all threads of the process, so every launch sets the same one. `cluster` is the number of blocks
@@ -69,9 +71,13 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
   if (shared > 0)
     if (const cudaError_t error = allow_shared_memory(address_of(kernel), most_shared)) return error;
   void* arguments[] = {&work};
-  if (cluster == 1) return cudaLaunchKernel(address_of(kernel), blocks, threads, arguments, shared, stream);
-  const ClusterLaunch in_clusters(cluster, blocks, threads, shared, stream);
-  return cudaLaunchKernelExC(&in_clusters.config, address_of(kernel), arguments);
+#if NNORM_HAVE_CLUSTERS
+  if (cluster > 1) {
+    const ClusterLaunch in_clusters(cluster, blocks, threads, shared, stream);
+    return cudaLaunchKernelExC(&in_clusters.config, address_of(kernel), arguments);
+  }
+#endif
+  return cluster > 1 ? cudaErrorInvalidValue : cudaLaunchKernel(address_of(kernel), blocks, threads, arguments, shared, stream);
 }
 
 // The number of clusters of `size` blocks that the device runs at once: 0 if it has no clusters, or if the code of this
@@ -80,13 +86,14 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
 template <class Work>
 cudaError_t clusters_at_once(void (*kernel)(Work), int device, unsigned size, unsigned threads, size_t shared,
                              size_t most_shared, std::atomic<uint64_t>& last, unsigned& clusters) {
+  clusters = 0;
+#if NNORM_HAVE_CLUSTERS
   const uint64_t question = uint64_t(unsigned(device) & 0xff) << 24 | uint64_t(size) << 16 | threads;
   const uint64_t known = last.load(std::memory_order_relaxed);
   if (known >> 32 == question) {
     clusters = unsigned(known);
     return cudaSuccess;
   }
-  clusters = 0;
   cudaFuncAttributes attributes;
   if (const cudaError_t error = cudaFuncGetAttributes(&attributes, address_of(kernel))) return error;
   int found = 0;
@@ -97,6 +104,7 @@ cudaError_t clusters_at_once(void (*kernel)(Work), int device, unsigned size, un
   }
   clusters = unsigned(found);
   last.store(question << 32 | clusters, std::memory_order_relaxed);
+#endif
   return cudaSuccess;
 }
 #endif
