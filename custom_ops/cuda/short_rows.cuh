@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<
     else
       transform(std::false_type());
   }
-  if constexpr (in_cluster) cluster_barrier();  // no block ends while others send to it
+  if constexpr (in_cluster) cluster_barrier();  // CUDA asks that no block ends before the last access to its memory
 }
 
 }  // namespace nnorm::cuda

@@ -53,7 +53,7 @@ namespace cuda_on_host {
 constexpr unsigned lanes = 32;
 constexpr size_t stack_bytes = 256 << 10;
 
-enum class Waiting { not_at_all, for_warp, for_block, for_cluster, for_arrivals, for_nothing_more };
+enum class Waiting { not_at_all, to_start, for_warp, for_block, for_cluster, for_arrivals, for_nothing_more };
 
 // Counts the bytes that blocks of a cluster have sent to one of them (an mbarrier). A phase ends when one thread has
 // expected its bytes and all of them have arrived.
@@ -123,7 +123,8 @@ class Cluster {
     size_ = size;
     count_ = count;
     const unsigned all = size * count;
-    for (unsigned i = 0; i < all; ++i) threads_[i]->waiting = Waiting::not_at_all;
+    for (unsigned i = 0; i < all; ++i) threads_[i]->waiting = Waiting::to_start;
+    start(0);
     for (unsigned round = 0;; ++round) {
       bool ran = false;
       for (unsigned n = 0; n < all; ++n) {
@@ -132,7 +133,7 @@ class Cluster {
         resume(i);
         ran = true;
       }
-      if (release() || ran) continue;
+      if (release() || ran || start_next()) continue;
       if (count_waiting(0, all, Waiting::for_nothing_more) == all) return true;
       threads_.clear();  // they are stopped inside this kernel
       return false;
@@ -195,6 +196,18 @@ class Cluster {
     threadIdx = dim3(i % count_);
     blockIdx = dim3(first_.x + rank(), first_.y);
     change(scheduler_, threads_[i]->context);
+  }
+
+  void start(unsigned rank) {
+    for (unsigned i = rank * count_; i < (rank + 1) * count_; ++i) threads_[i]->waiting = Waiting::not_at_all;
+  }
+
+  // A block starts as late as possible, when those before it have ended or wait for it: so a missing
+  // barrier before the first access to its memory shows.
+  bool start_next() {
+    for (unsigned rank = 0; rank < size_; ++rank)
+      if (threads_[rank * count_]->waiting == Waiting::to_start) return start(rank), true;
+    return false;
   }
 
   unsigned count_waiting(unsigned begin, unsigned end, Waiting what) const {
