@@ -30,6 +30,12 @@ struct Device {
   unsigned blocks(size_t wanted, unsigned most_of_multiprocessor) const {
     return unsigned(std::min(wanted, size_t(multiprocessors) * most_of_multiprocessor));
   }
+
+  // The same, but all blocks get the same number of the wanted ones, except for some that get one less.
+  unsigned even_blocks(size_t wanted, unsigned resident) const {
+    const size_t at_once = size_t(multiprocessors) * resident, rounds = (wanted + at_once - 1) / at_once;
+    return rounds == 0 ? 0 : unsigned((wanted + rounds - 1) / rounds);
+  }
 };
 
 #if defined(__CUDACC__)

@@ -41,10 +41,15 @@ cudaError_t launch_rows(const Rows<T>& work, const Device& device, cudaStream_t 
   if constexpr (in_table)
     if (shared > room || sizeof(Arithmetic<T>) == 8)
       return launch_rows<tiles, values, whole, Weights::by_run, exact>(work, device, stream);
-  // A block that copies its next row or has a table should have many rows, so there are as many blocks as can run at once.
-  const unsigned most = ahead || in_table ? threads_at_once<values, T> / warp_size / warps : 64;
-  const unsigned blocks = in_table ? blocks_with_tables(work, teams_of_block, unsigned(device.multiprocessors) * most)
-                                   : device.blocks(divided_up(work.rows, teams_of_block), most);
+  // A block that copies its next row or has a table should have many rows, so there are as many blocks as run at once. For
+  // other rows this was measured on an H200: it pays in a warp by the device's instructions, or of 24 elements a thread.
+  using Bounds = BoundsOfRows<tiles, values, whole, weights, exact, T>;
+  constexpr bool persistent = ahead || in_table || (in_warp && Bounds::blocks > 0 && (computed_by_device<T> || values == 24));
+  const unsigned at_once = std::max(Bounds::blocks, 1) * Bounds::threads / warp_size / warps;
+  const size_t wanted = divided_up(work.rows, teams_of_block);
+  const unsigned blocks = in_table     ? blocks_with_tables(work, teams_of_block, unsigned(device.multiprocessors) * at_once)
+                          : persistent ? device.even_blocks(wanted, at_once)
+                                       : device.blocks(wanted, 64);
   return launch(&layer_group_normal_norm_rows<tiles, values, whole, weights, exact, ahead, T>, blocks, warps * warp_size,
                 stream, work, shared, room);
 }

@@ -1,7 +1,7 @@
 // The kernel for rows of at most 128 tiles: each warp keeps a tile in its registers, or one and a half.
 #pragma once
 
-#include "rows.cuh"
+#include "half_rows.cuh"
 
 namespace nnorm::cuda {
 
@@ -11,23 +11,31 @@ constexpr int values_step = 8;
 
 constexpr int of_cluster = int(tiles_of_cluster);  // the parameter `tiles` of the kernel for clusters
 
-constexpr unsigned most_threads_for(int tiles) {
-  return tiles == 1 ? block_of_short_rows : unsigned(std::min(tiles, int(row_chains))) * warp_size;
-}
-
-// The threads that a multiprocessor has at once: 512 with 128 registers each, 384 with 168 if a warp has more than one
-// tile, 640 with 96 if it has three quarters of one.
 template <class T>
 constexpr int values_of_tile = Tile<T>::accesses * Tile<T>::width;
-template <int values, class T>
-constexpr unsigned threads_at_once = values > values_of_tile<T> ? 384 : values == 24 ? 640 : 512;
-// 0 leaves the number of blocks to the compiler, which chooses other registers than for 1.
-template <int tiles, int values, Weights weights, class T>
-constexpr unsigned least_blocks_at_once =
-    sizeof(Arithmetic<T>) == 4 && most_threads_for(tiles) < 512 && weights != Weights::by_run &&
-            (weights == Weights::in_table || values >= 24)
-        ? threads_at_once<values, T> / most_threads_for(tiles)
-        : 0;
+
+// The launch bounds of the kernel: `threads` of the largest block, and the blocks that a multiprocessor shall hold at once
+// (0: nvcc chooses). An element needs three registers, or two by the device's instructions, and the rest of a thread 24 to
+// 40: nvcc would take more where a few more blocks are worth more.
+//
+// Rows of more than 4 tiles have blocks of any number of warps. With the registers of 640 threads, two blocks of 10 warps
+// fit on a multiprocessor, and four of 5.
+template <int tiles, int values, bool whole, Weights weights, bool exact, class T>
+struct BoundsOfRows {
+  static constexpr bool of_any_size = tiles > 4, by_device = computed_by_device<T>;
+  static constexpr bool few_registers = by_device && whole && weights == Weights::neighbors;
+  static constexpr unsigned threads = tiles == 1            ? block_of_short_rows
+                                      : tiles == of_cluster ? unsigned(row_chains) * warp_size
+                                      : of_any_size && few_registers && threads_of_multiprocessor > 1024
+                                          ? 640
+                                          : unsigned(tiles) * warp_size;
+  static constexpr int rest = !by_device ? (values < 24 ? 32 : 24) : exact || tiles > 1 ? 32 : 40;
+  static constexpr int registers = (by_device ? 2 : 3) * values + rest;
+  // On Turing, rows of float32 would not fit into so few registers.
+  static constexpr bool bounded = sizeof(Arithmetic<T>) == 4 && whole && weights != Weights::by_run && !of_any_size &&
+                                  (by_device || threads_of_multiprocessor > 1024);
+  static constexpr int blocks = bounded ? blocks_at_once((1 << 16) / registers / int(threads), int(threads)) : 0;
+};
 
 // The dynamic shared memory of a block: the sums of its cluster, the elements of its next row, weight and bias.
 template <int tiles, int values, Weights weights, bool ahead, class T>
@@ -44,7 +52,8 @@ struct RowMemory {
 // a block. `exact` means that rows have all elements of a warp. If `ahead`, the next row is copied to shared memory while
 // this one is computed.
 template <int tiles, int values, bool whole, Weights weights, bool exact, bool ahead, class T>
-__global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<tiles, values, weights, T>)
+__global__ void __launch_bounds__((BoundsOfRows<tiles, values, whole, weights, exact, T>::threads),
+                                  (BoundsOfRows<tiles, values, whole, weights, exact, T>::blocks))
     layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   constexpr int width = Tile<T>::width, accesses = values / width;
@@ -136,34 +145,18 @@ __global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<
     if constexpr (ahead) wait_for_copies();
     const T* const x = ahead ? next : w.x + row * w.row_length + start;
     T* const y = w.y + row * w.row_length + start;
-    Real h[values] = {}, sum[1];
+    RowArithmetic<T, values> arithmetic;
     for_accesses([&](int k, unsigned count) {
       const Access<T, width> access = load_part<whole>(x + Tile<T>::offset(k), count);
 #pragma unroll
-      for (int j = 0; j < width; ++j) h[k * width + j] = widened(access.values[j]);
+      for (int j = 0; j < width; ++j) arithmetic.x[k * width + j] = widened(access.values[j]);
     });
-    sums_of_row(Turn<0>(), sum, [&](int i, Real* part) { part[0] += h[i]; });
-    if constexpr (ahead) copy(row + step);  // the sum needed all elements, so they have been read
+    arithmetic.begin(sums_of_row);
+    if constexpr (ahead) copy(row + step);
+    arithmetic.finish(w, sums_of_row);
 
-    const Real mean = sum[0] / w.length;
-    Real moments[2];
-    sums_of_row(Turn<1>(), moments, [&](int i, Real* part) {
-      h[i] -= mean;
-      add_moments(h[i], part[0], part[1]);
-    });
-
-    const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
-    Log2<Real> log[values];
-    Real sums[4];
-    sums_of_row(Turn<2>(), sums, [&](int i, Real* part) {
-      h[i] = standardize.of_centered(h[i]);
-      log[i] = Evaluation<T>::log2_1p(magnitude(h[i]));
-      add_lmbda_terms(h[i], std::fabs(h[i]), log[i], part[0], part[1], part[2], part[3]);
-    });
-
-    const Psi<T> psi = Psi<T>::from(sums, w.inverse_length, w.delta);
     const size_t weights_of_row = row % w.period * (w.row_length / w.run);
-    const auto transform = [&](auto bounded) {
+    arithmetic.for_results(w, [&](const auto& result) {
       for_accesses([&](int k, unsigned count) {
         Real weight[width], bias[width], results[width];
         if constexpr (weights == Weights::neighbors)
@@ -173,16 +166,10 @@ __global__ void __launch_bounds__(most_threads_for(tiles), least_blocks_at_once<
         else
           load_by_run<true>(w, weights_of_row, position(k), count, weight, bias);
 #pragma unroll
-        for (int j = 0; j < width; ++j)
-          results[j] = result_of<Evaluation<T>, bounded.value>(h[k * width + j], log[k * width + j], psi.pos, psi.neg,
-                                                               weight[j], bias[j]);
+        for (int j = 0; j < width; ++j) results[j] = result(k * width + j, weight[j], bias[j]);
         store_part<whole>(y + Tile<T>::offset(k), narrowed<T>(results), count);
       });
-    };
-    if (is_bounded<T>(psi, w.bounded_exponent))
-      transform(std::true_type());
-    else
-      transform(std::false_type());
+    });
   }
   if constexpr (in_cluster) cluster_barrier();  // CUDA asks that no block ends before the last access to its memory
 }

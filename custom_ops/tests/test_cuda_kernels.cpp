@@ -11,6 +11,7 @@
 #include "check.h"
 #include "cuda_memory.h"
 #include "halves.h"
+#include "nnorm/half_mathematics.h"
 #include "rows.h"
 
 namespace nnorm_test {
@@ -256,6 +257,79 @@ void test_bad_rows(Halves halves) {
   }
 }
 
+// The shape of a row of 16-bit numbers. For each but the last, a formula of half_mathematics.h does not suffice.
+enum class Shape { far_mean, outlier, skewed, small, far_two_values, ordinary, count };
+
+double draw(Shape shape, bool first, Random& random) {
+  switch (shape) {
+    case Shape::far_mean: return 30 + random.normal();
+    case Shape::outlier: return first ? 50 : random.normal();
+    case Shape::skewed: return -std::log(random.uniform());
+    case Shape::small: return 1e-3 * random.normal();  // ε exceeds the variance
+    case Shape::far_two_values: return 1000 + 8 * random.sign();
+    default: return random.normal();
+  }
+}
+
+// How many elements are in rows for which a formula of half_mathematics.h suffices, and in others.
+struct Decisions {
+  long one_pass[2] = {}, quick_lmbda[2] = {}, quick_psi[2] = {};
+
+  template <class T>
+  void add(const Rows<T>& rows, size_t row, double lmbda) {
+    const size_t n = rows.geometry.row_length;
+    double sums[2] = {};
+    for (size_t i = 0; i < n; ++i) {
+      const double value = double(nnorm::widened(rows.x[row * n + i]));
+      sums[0] += value / double(n), sums[1] += value * value / double(n);
+    }
+    const double variance = sums[1] - sums[0] * sums[0];
+    const nnorm::OnePass pass{float(sums[0]), float(variance)};
+    one_pass[pass.suffices(float(rows.epsilon))] += long(n);
+    quick_lmbda[nnorm::QuickLmbda::suffices(float(variance / (variance + rows.epsilon)))] += long(n);
+    quick_psi[nnorm::QuickPsi::suffices(nnorm::resolve_exponents(float(lmbda), float(rows.delta)))] += long(n);
+  }
+  void check(const char* type) const {
+    for (const auto& [name, counts] : {std::pair{"one pass", one_pass}, {"quick lambda", quick_lmbda}, {"quick psi", quick_psi}}) {
+      std::printf("%s, %s: %ld elements without, %ld with\n", type, name, counts[0], counts[1]);
+      CHECK(counts[0] >= 10000 && counts[1] >= 10000, "%s, %s: %ld elements without, %ld with", type, name, counts[0], counts[1]);
+    }
+  }
+};
+
+// Neighboring rows, of one block and of one warp after the other, have different shapes.
+template <class T>
+void test_shapes(ErrorTable& errors, const Selection& selection) {
+  Random random(5);
+  Worst worst;
+  Decisions decisions;
+  for (const size_t length : {64, 256, 300, 512, 768, 1000, 1024, 2048, 4096, 5000}) {
+    if (length > selection.longest_row) continue;
+    const RowGeometry g{length < 2000 ? 23u : 7u, length, 1, 1};
+    std::vector<double> numbers(g.rows * length);
+    for (size_t i = 0; i < numbers.size(); ++i)
+      numbers[i] = draw(Shape(i / length % size_t(Shape::count)), i % length == 0, random);
+    Rows<T> rows(g, numbers, random);
+    for (const double delta : {0.0, reference_delta}) {
+      rows.delta = delta;
+      const std::vector<T> y = run(rows, {0, 0, 0, Place::apart}, Halves::by_device);
+      const std::vector<T> off = run(rows, {1, 1, 1, Place::apart}, Halves::by_device);
+      for (size_t row = 0; row < g.rows; ++row) {
+        const ReferenceRow<double> reference = reference_row(rows, row);
+        decisions.add(rows, row, reference.lmbda.lmbda);
+        const double of_lmbda = 1 + reference.lmbda.condition / 100;  // λ̂ of some shapes magnifies all errors
+        for (size_t i = 0; i < length; ++i)
+          for (const auto* results : {&y, &off}) {
+            const double error = std::fabs(double(nnorm::widened((*results)[row * length + i])) - reference.y[i]);
+            worst.see((error - last_rounding<T>(reference.y[i])) / (reference.size[i] * of_lmbda), double(length), double(row));
+          }
+      }
+    }
+  }
+  decisions.check(NameOf<T>::value);
+  errors.add("rows of all shapes, " + name_of<T>(Halves::by_device), 0x1p-15, on_gpu ? "gpu" : "host", worst);
+}
+
 template <class T>
 void test_type(ErrorTable& errors, Halves halves, double bound_of_channels, double bound_of_rows,
                const Selection& selection) {
@@ -263,6 +337,8 @@ void test_type(ErrorTable& errors, Halves halves, double bound_of_channels, doub
   test_layer_group_normal_norm<T>(errors, halves, bound_of_rows, selection);
   test_bad_rows<T>(halves);
   test_steep_rows<T>(halves);
+  if constexpr (sizeof(T) == 2)
+    if (halves == Halves::by_device) test_shapes<T>(errors, selection);
 }
 
 }  // namespace

@@ -6,13 +6,13 @@
 // Max error of λ̂: 3e-6
 //
 // Both bounds hold if the instructions have the errors that NVIDIA documents: 2^-22 for log₂ (absolute for results
-// below 1, relative above), 2^-22 relative for 2^z, 2^-22 relative for a quotient (2 units in the last place). Short
+// below 1, relative above), 2^-22 relative for 2^z, at most 2^-22 relative for quotients and 1/√x. Short
 // series replace the instructions where results are so small that these errors would be too large. 2^z saturates at
 // 2^127, half of the limit in mathematics.h. tests/test_half_mathematics.cpp enforces both bounds with instructions of
 // the greatest documented error.
 #pragma once
 
-#include "nnorm/mathematics.h"
+#include "nnorm/row_statistics.h"
 
 namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
@@ -29,6 +29,16 @@ NNORM_INLINE float quick_exp2(float z) {
   return result;
 }
 NNORM_INLINE float quick_quotient(float a, float b) { return __fdividef(a, b); }
+NNORM_INLINE float quick_inverse_root(float x) {
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+NNORM_INLINE float quick_reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 #else
 // Tests set these to the greatest documented errors of the instructions.
 inline float quick_log2_error = 0, quick_exp2_error = 0;
@@ -38,14 +48,18 @@ inline float quick_log2(float x) {
 }
 inline float quick_exp2(float z) { return float(std::exp2(double(z)) * (1 + double(quick_exp2_error))); }
 inline float quick_quotient(float a, float b) { return a / b * (1 + quick_exp2_error); }
+inline float quick_reciprocal(float x) { return 1 / x * (1 + quick_exp2_error); }
+inline float quick_inverse_root(float x) { return float(1 / std::sqrt(double(x)) * (1 + double(quick_exp2_error))); }
 #endif
 
 struct ForHalf {
   static constexpr int output_divisor = 1;
 
-  static NNORM_INLINE Log2<float> log2_1p(float a) {
+  static NNORM_INLINE Log2<float> log2_1p(float a) { return with_series(a, quick_log2(1.0f + a)); }
+
+  // The same, given the instruction's result.
+  static NNORM_INLINE Log2<float> with_series(float a, float logarithm) {
     const float series = a * fused(a, fused(a, 0.48089835f, -0.72134751f), 1.44269502f);
-    const float logarithm = quick_log2(1.0f + a);
     return {-0.0f, a < 0x1p-6f ? series : logarithm};  // adding −0 changes nothing, not even −0
   }
 
@@ -59,6 +73,124 @@ struct ForHalf {
 
   static NNORM_INLINE float quotient(float a, float b) { return quick_quotient(a, b); }
 };
+
+// The statistics of a row of LayerNormalNorm and GroupNormalNorm, and ψ of its elements, in fewer operations than by
+// ForHalf. Each part tells for which rows it suffices. The formulas above compute the others.
+//
+// The elements are g = h/ln 2: then all terms of λ̂ have the unit of a logarithm to base 2 without a multiplication.
+
+constexpr float ln_2 = 0.693147181f, per_ln_2 = 1.44269504f;
+
+// g = x·scale + offset, and the mean of h².
+struct ScaledStandardization {
+  float scale, offset, power;
+
+  NNORM_INLINE float operator()(float x) const { return fused(x, scale, offset); }
+};
+
+// The variance from Σx and Σx². The mean must be at most four deviations from 0, so that little cancels, and no square
+// may overflow or vanish. A row with NaN or infinity does not meet this.
+//
+// Max error of h: 4e-6·(|h| + |mean|·inverse)
+struct OnePass {
+  float mean, variance;
+
+  // `sums` are Σx and Σx².
+  static NNORM_INLINE OnePass from(const float (&sums)[2], float inverse_length) {
+    const float mean = sums[0] * inverse_length;
+    return {mean, fused(-mean, mean, sums[1] * inverse_length)};
+  }
+  NNORM_INLINE bool suffices(float epsilon) const {
+    const float damped = variance + epsilon;
+    return mean * mean <= 16.0f * variance && damped >= 0x1p-100f && damped <= 0x1p100f;
+  }
+  NNORM_INLINE ScaledStandardization standardization(float epsilon) const {
+    const float inverse = quick_inverse_root(variance + epsilon), scale = inverse * per_ln_2;
+    return {scale, -mean * scale, variance * inverse * inverse};
+  }
+};
+
+// From two passes over a row, for x − mean.
+NNORM_INLINE ScaledStandardization scaled(const Standardization<float>& of_row, float epsilon) {
+  return {of_row.inverse * per_ln_2, of_row.correction * per_ln_2, fused(-epsilon * of_row.inverse, of_row.inverse, 1.0f)};
+}
+
+// λ̂ without the series of ForHalf. The mean of h² must not be small: then the errors of small logarithms do not count.
+//
+// Max error of λ̂: that of ForHalf; in rows of extreme shape 1e-6 times its condition number (TrueLmbda in tests/oracle.h)
+struct QuickLmbda {
+  static NNORM_INLINE bool suffices(float power) { return power > 0.5f; }
+
+  // Adds the terms of an element, in units of ln 2, and returns log₂(1 + |h|) with the sign of h.
+  static NNORM_INLINE float add_terms(float g, float& signed_log, float& h_d, float& d_sum, float& curvature) {
+    const float size = std::fabs(g), u = fused(ln_2, size, 1.0f), length = quick_log2(u), log = with_sign_of(g, length);
+    const float grown = u * length, d = grown - size;
+    signed_log += log;
+    h_d = fused(g, d, h_d);
+    d_sum += d;
+    curvature = fused(d, fused(-2.0f, size, d), curvature);
+    curvature = fused(grown, grown - length, curvature);
+    return log;
+  }
+
+  static NNORM_INLINE float from(const float (&sums)[4], float inverse_length, float delta) {
+    const float unit = inverse_length * ln_2, h_d = unit * ln_2 * sums[1], d = unit * sums[2];
+    const float slope = fused(-unit, sums[0], h_d);
+    const float curvature = fused(-2.0f * h_d, h_d, fused(-d, d, unit * ln_2 * sums[3]));
+    return fused(-slope, quick_reciprocal(curvature + delta), 1.0f);
+  }
+};
+
+// Keeps nvcc from computing with a value before it is selected, once for each element.
+NNORM_INLINE float computed(float value) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+f"(value));
+#endif
+  return value;
+}
+
+// ψ for exponents between ½ and 2½ and |h| up to 2^40: a series of two terms replaces small powers, and 2^z is not clamped.
+struct QuickPsi {
+  static constexpr float small = 0.03f;  // |h| below which the series is used
+
+  float mean, difference;  // of the exponents: z = log·(mean ± difference)
+  float gain_pos, gain_neg, bend_pos, bend_neg;
+
+  static NNORM_INLINE bool suffices(Exponents<float> eta) {
+    return eta.pos >= 0.5f && eta.neg >= 0.5f && eta.pos <= 2.5f && eta.neg <= 2.5f;
+  }
+
+  static NNORM_INLINE QuickPsi from(Exponents<float> eta) {
+    return {0.5f * (eta.pos + eta.neg),
+            0.5f * (eta.pos - eta.neg),
+            computed(quick_reciprocal(eta.pos)),
+            computed(-quick_reciprocal(eta.neg)),
+            computed(bend(eta.pos)),
+            computed(bend(eta.neg))};
+  }
+
+  // `log` as QuickLmbda::add_terms() returns it.
+  NNORM_INLINE float operator()(float g, float log) const {
+    const bool negative = g < 0.0f;
+    const float size = std::fabs(g), power = quick_exp2(fused(difference, log, mean * std::fabs(log)));
+    const float gain = negative ? gain_neg : gain_pos, series = g * fused(size, negative ? bend_neg : bend_pos, ln_2);
+    return size < small * per_ln_2 ? series : fused(power, gain, -gain);
+  }
+
+ private:
+  // ψ = h·(1 + c₁·a + c₂·a² + …). In place of a² stands the line through 0 with the least greatest error for a ≤ small.
+  static NNORM_INLINE float bend(float eta) {
+    const float c1 = fused(eta, 0.5f, -0.5f), c2 = c1 * fused(eta, 1.0f / 3, -2.0f / 3);
+    constexpr float line = 0.828427125f * small;  // 2·(√2 − 1)
+    return fused(c2, line, c1) * (ln_2 * ln_2);
+  }
+};
+
+// weight·ψ(h) + bias in a row of any exponents.
+NNORM_INLINE float half_result_of(float g, float log, Branch<float> pos, Branch<float> neg, float weight, float bias) {
+  const float h = g * ln_2;
+  return result_of<ForHalf, false>(h, ForHalf::with_series(std::fabs(h), std::fabs(log)), pos, neg, weight, bias);
+}
 
 }  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -1,0 +1,83 @@
+// The arithmetic of rows of 16-bit tensors by the device's approximate instructions (nnorm/half_mathematics.h).
+#pragma once
+
+#include "row_arithmetic.cuh"
+
+namespace nnorm::cuda {
+
+// Most rows take one pass for both moments, sums of λ̂ without series, and ψ by QuickPsi. Rows for which one of these does
+// not suffice take the formulas for any row in its place.
+template <class T, int values>
+class RowArithmetic<T, values, true> {
+ public:
+  float x[values] = {};
+
+  template <class SumsOfRow>
+  NNORM_DEVICE void begin(const SumsOfRow& sums_of_row) {
+    sums_of_row(Turn<0>(), sums_, [&](int i, float* part) { add_moments(x[i], part[0], part[1]); });
+  }
+
+  template <class SumsOfRow>
+  NNORM_DEVICE void finish(const Rows<T>& w, const SumsOfRow& sums_of_row) {
+    const ScaledStandardization standardize = standardization(w, sums_of_row);
+    const float lmbda = QuickLmbda::suffices(standardize.power) ? quick_lmbda(w, standardize, sums_of_row)
+                                                                : any_lmbda(w, standardize, sums_of_row);
+    eta_ = resolve_exponents(lmbda, w.delta);
+  }
+
+  template <class Use>
+  NNORM_DEVICE void for_results(const Rows<T>&, const Use& use) const {
+    if (QuickPsi::suffices(eta_)) {
+      const QuickPsi psi = QuickPsi::from(eta_);
+      use([&](int i, float weight, float bias) { return fused(psi(x[i], log_[i]), weight, bias); });
+    } else {
+      const Branch<float> pos = branch<ForHalf>(eta_.pos, 1.0f, 1.0f), neg = branch<ForHalf>(eta_.neg, 1.0f, -1.0f);
+      use([&](int i, float weight, float bias) { return half_result_of(x[i], log_[i], pos, neg, weight, bias); });
+    }
+  }
+
+ private:
+  // Afterwards x are the elements from which the result computes g.
+  template <class SumsOfRow>
+  NNORM_DEVICE ScaledStandardization standardization(const Rows<T>& w, const SumsOfRow& sums_of_row) {
+    const OnePass pass = OnePass::from(sums_, w.inverse_length);
+    if (pass.suffices(w.epsilon)) return pass.standardization(w.epsilon);
+    const float mean = sums_[0] / w.length;
+    float moments[2];
+    sums_of_row(Turn<1>(), moments, [&](int i, float* part) {
+      x[i] -= mean;
+      add_moments(x[i], part[0], part[1]);
+    });
+    return scaled(standardization_of(mean, moments, w.inverse_length, w.epsilon), w.epsilon);
+  }
+
+  // Both functions for λ̂ write g to x.
+  template <class SumsOfRow>
+  NNORM_DEVICE float quick_lmbda(const Rows<T>& w, const ScaledStandardization& standardize, const SumsOfRow& sums_of_row) {
+    float sums[4];
+    sums_of_row(Turn<2>(), sums, [&](int i, float* part) {
+      x[i] = standardize(x[i]);
+      log_[i] = QuickLmbda::add_terms(x[i], part[0], part[1], part[2], part[3]);
+    });
+    return QuickLmbda::from(sums, w.inverse_length, w.delta);
+  }
+  template <class SumsOfRow>
+  NNORM_DEVICE float any_lmbda(const Rows<T>& w, const ScaledStandardization& standardize, const SumsOfRow& sums_of_row) {
+    float sums[4];
+    sums_of_row(Turn<2>(), sums, [&](int i, float* part) {
+      x[i] = standardize(x[i]);
+      const float h = x[i] * ln_2;
+      const Log2<float> log = ForHalf::log2_1p(magnitude(h));
+      add_lmbda_terms(h, std::fabs(h), log, part[0], part[1], part[2], part[3]);
+      log_[i] = with_sign_of(h, log.fraction);
+    });
+    const float n = w.inverse_length;
+    return estimate_lmbda(LmbdaSums<float>{sums[0] * n, sums[1] * n, sums[2] * n, sums[3] * n}, w.delta);
+  }
+
+  float sums_[2];    // Σx and Σx²
+  float log_[values];  // log₂(1 + |h|) with the sign of h
+  Exponents<float> eta_;
+};
+
+}  // namespace nnorm::cuda
