@@ -297,13 +297,13 @@ struct Decisions {
   }
 };
 
-// Neighboring rows, of one block and of one warp after the other, have different shapes.
+// Neighboring rows, of one block and of one warp, block or cluster after the other, have different shapes.
 template <class T>
 void test_shapes(ErrorTable& errors, const Selection& selection) {
   Random random(5);
   Worst worst;
   Decisions decisions;
-  for (const size_t length : {64, 256, 300, 512, 768, 1000, 1024, 2048, 4096, 5000}) {
+  for (const size_t length : {64, 256, 300, 512, 768, 1000, 1024, 1536, 2048, 4096, 5000, 20000}) {
     if (length > selection.longest_row) continue;
     const RowGeometry g{length < 2000 ? 23u : 7u, length, 1, 1};
     std::vector<double> numbers(g.rows * length);
