@@ -5,8 +5,8 @@
 
 namespace nnorm::cuda {
 
-// Most rows take one pass for both moments, sums of λ̂ without series, and ψ by QuickPsi. Rows for which one of these does
-// not suffice take the formulas for any row in its place.
+// Most rows take one pass for both moments, sums of λ̂ without series, and ψ by QuickPsi. Where one of these does not
+// suffice, a row takes the formulas for any row in its place.
 template <class T, int values>
 class RowArithmetic<T, values, true> {
  public:
@@ -37,7 +37,7 @@ class RowArithmetic<T, values, true> {
   }
 
  private:
-  // Afterwards x are the elements from which the result computes g.
+  // Of x as this function leaves them: the elements, or those less their mean.
   template <class SumsOfRow>
   NNORM_DEVICE ScaledStandardization standardization(const Rows<T>& w, const SumsOfRow& sums_of_row) {
     const OnePass pass = OnePass::from(sums_, w.inverse_length);
@@ -53,7 +53,8 @@ class RowArithmetic<T, values, true> {
 
   // Both functions for λ̂ write g to x.
   template <class SumsOfRow>
-  NNORM_DEVICE float quick_lmbda(const Rows<T>& w, const ScaledStandardization& standardize, const SumsOfRow& sums_of_row) {
+  NNORM_DEVICE float quick_lmbda(const Rows<T>& w, const ScaledStandardization& standardize,
+                                 const SumsOfRow& sums_of_row) {
     float sums[4];
     sums_of_row(Turn<2>(), sums, [&](int i, float* part) {
       x[i] = standardize(x[i]);
@@ -62,7 +63,8 @@ class RowArithmetic<T, values, true> {
     return QuickLmbda::from(sums, w.inverse_length, w.delta);
   }
   template <class SumsOfRow>
-  NNORM_DEVICE float any_lmbda(const Rows<T>& w, const ScaledStandardization& standardize, const SumsOfRow& sums_of_row) {
+  NNORM_DEVICE float any_lmbda(const Rows<T>& w, const ScaledStandardization& standardize,
+                               const SumsOfRow& sums_of_row) {
     float sums[4];
     sums_of_row(Turn<2>(), sums, [&](int i, float* part) {
       x[i] = standardize(x[i]);
@@ -75,7 +77,7 @@ class RowArithmetic<T, values, true> {
     return estimate_lmbda(LmbdaSums<float>{sums[0] * n, sums[1] * n, sums[2] * n, sums[3] * n}, w.delta);
   }
 
-  float sums_[2];    // Σx and Σx²
+  float sums_[2];      // Σx and Σx²
   float log_[values];  // log₂(1 + |h|) with the sign of h
   Exponents<float> eta_;
 };

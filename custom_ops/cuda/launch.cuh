@@ -32,8 +32,8 @@ struct Device {
   }
 
   // The same, but all blocks get the same number of the wanted ones, except for some that get one less.
-  unsigned even_blocks(size_t wanted, unsigned resident) const {
-    const size_t at_once = size_t(multiprocessors) * resident, rounds = (wanted + at_once - 1) / at_once;
+  unsigned even_blocks(size_t wanted, unsigned most_of_multiprocessor) const {
+    const size_t at_once = size_t(multiprocessors) * most_of_multiprocessor, rounds = (wanted + at_once - 1) / at_once;
     return rounds == 0 ? 0 : unsigned((wanted + rounds - 1) / rounds);
   }
 };

@@ -1,5 +1,5 @@
-// What a kernel computes from the elements of a row that are in registers. Where the elements are, and how sums over a row
-// are made, is left to the kernel.
+// What a kernel computes from the elements of a row that are in registers. Where the elements are, and how sums over a
+// row are made, is left to the kernel.
 #pragma once
 
 #include "rows.cuh"
@@ -12,8 +12,8 @@ namespace nnorm::cuda {
 // - finish(): the exponents of the row are known when it returns;
 // - for_results(use): calls use(result) once, where result(i, weight, bias) is the result for element i.
 //
-// `sums_of_row(turn, sums, add)` sums what add(i, sums) adds for each element i, for all threads of the row. Threads of a
-// row must call it alike, so decisions between calls depend only on sums.
+// `sums_of_row(turn, sums, add)` sums what add(i, sums) adds for each element i, for all threads of the row. All threads
+// of a row must call it alike, so what they decide depends only on sums.
 template <class T, int values, bool by_device = computed_by_device<T>>
 class RowArithmetic;
 

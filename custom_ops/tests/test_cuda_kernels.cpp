@@ -290,9 +290,11 @@ struct Decisions {
     quick_psi[nnorm::QuickPsi::suffices(nnorm::resolve_exponents(float(lmbda), float(rows.delta)))] += long(n);
   }
   void check(const char* type) const {
-    for (const auto& [name, counts] : {std::pair{"one pass", one_pass}, {"quick lambda", quick_lmbda}, {"quick psi", quick_psi}}) {
+    for (const auto& [name, counts] :
+         {std::pair{"one pass", one_pass}, {"quick lambda", quick_lmbda}, {"quick psi", quick_psi}}) {
       std::printf("%s, %s: %ld elements without, %ld with\n", type, name, counts[0], counts[1]);
-      CHECK(counts[0] >= 10000 && counts[1] >= 10000, "%s, %s: %ld elements without, %ld with", type, name, counts[0], counts[1]);
+      CHECK(counts[0] >= 10000 && counts[1] >= 10000, "%s, %s: %ld elements without, %ld with", type, name, counts[0],
+            counts[1]);
     }
   }
 };
@@ -321,7 +323,8 @@ void test_shapes(ErrorTable& errors, const Selection& selection) {
         for (size_t i = 0; i < length; ++i)
           for (const auto* results : {&y, &off}) {
             const double error = std::fabs(double(nnorm::widened((*results)[row * length + i])) - reference.y[i]);
-            worst.see((error - last_rounding<T>(reference.y[i])) / (reference.size[i] * of_lmbda), double(length), double(row));
+            worst.see((error - last_rounding<T>(reference.y[i])) / (reference.size[i] * of_lmbda), double(length),
+                      double(row));
           }
       }
     }
