@@ -54,6 +54,8 @@ class Kernel(NamedTuple):
         """Whether it is for tensors whose accesses are whole."""
         if self.name == "batch_normal_norm_tiles":
             return True
+        if self.name == "batch_normal_norm_crossing":
+            return self.arguments[-1] == "4"
         if self.name.startswith("batch_normal_norm"):
             is_narrow = self.name == "batch_normal_norm_columns" and self.dtype != "double"  # 8 bytes
             return self.arguments[-1] == str(WIDEST[self.dtype] // (2 if is_narrow else 1))

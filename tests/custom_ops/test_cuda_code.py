@@ -27,8 +27,7 @@ EXPECTED = {
     "float": Expected("E.64", 0),
     "double": Expected("E.128", 50),  # a lane keeps 32 numbers of a row, in 64 registers
     **{half: Expected("E.128", 0) for half in HALVES},
-    # With the bits of processors the kernel for padded channels that are last spills one number.
-    **{f"nnorm::cuda::SameBits<{half}>": Expected("E", 1) for half in HALVES},
+    **{f"nnorm::cuda::SameBits<{half}>": Expected("E", 0) for half in HALVES},
 }
 # How many numbers a thread spills beside its 24, 32 or 48 elements and their logarithms, so that a multiprocessor has more
 # blocks: with its weights in the tensor, in a table of shared memory, and where it divides by the run of each weight.
@@ -65,10 +64,12 @@ def test_there_is_code_for_every_kernel_and_type(kernels: dict[Kernel, Counter[s
         "batch_normal_norm_tiles",
         "batch_normal_norm_rows",
         "batch_normal_norm_columns",
+        "batch_normal_norm_crossing",
         "layer_group_normal_norm_rows",
         "layer_group_normal_norm_long_rows",
     )
-    assert {(kernel.name, kernel.dtype) for kernel in kernels} == set(itertools.product(names, EXPECTED))
+    expected = set(itertools.product(names, EXPECTED)) - {("batch_normal_norm_crossing", "double")}
+    assert {(kernel.name, kernel.dtype) for kernel in kernels} == expected
 
 
 def test_tensors_are_read_and_written_in_whole_accesses(kernels: dict[Kernel, Counter[str]]) -> None:
@@ -77,6 +78,8 @@ def test_tensors_are_read_and_written_in_whole_accesses(kernels: dict[Kernel, Co
     for kernel, code in kernels.items():
         access = EXPECTED[kernel.dtype].row_access if kernel.name.startswith("layer_group") else "E.128"
         if kernel.name == "batch_normal_norm_columns" and kernel.dtype != "double":
+            access = "E.64"
+        if kernel.name == "batch_normal_norm_crossing" and kernel.dtype != "float":
             access = "E.64"
         reads = any(name.startswith("LDGSTS.E") for name in code) if kernel.reads_ahead else code[f"LDG.{access}"]
         if not (reads and code[f"STG.{access}"]):

@@ -13,7 +13,7 @@ struct Channel {
   Real scale, shift, eta_pos, eta_neg, gain_pos, gain_neg, bias;
 };
 
-// `Evaluation` computes log₂(1 + a), 2^(η·log) − 1 and quotients. It is Accurate or ForHalf.
+// `Evaluation` computes |h|, log₂(1 + |h|), 2^(η·log) − 1 and quotients. It is Accurate or ForChannels.
 template <class Evaluation, class Real>
 NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_pos, Real exponent_neg, Real weight,
                                         Real bias) {
@@ -25,18 +25,24 @@ NNORM_INLINE Channel<Real> channel_from(Real scale, Real shift, Real exponent_po
 template <class Evaluation, class Real>
 NNORM_INLINE void logarithm(Real x, const Channel<Real>& channel, Real& h_out, Real& integer, Real& fraction) {
   const Real h = fused(channel.scale, x, channel.shift);
-  const Log2<Real> log = Evaluation::log2_1p(magnitude(h));
+  const Log2<Real> log = Evaluation::log2_1p(Evaluation::magnitude(h));
   h_out = h;
   integer = log.integer;
   fraction = log.fraction;
 }
 
-template <class Evaluation, Epilogue epilogue, class Real>
-NNORM_INLINE Real power(Real h, Real integer, Real fraction, Real residual, const Channel<Real>& channel) {
+// weight·ψ(h) + bias.
+template <class Evaluation, class Real>
+NNORM_INLINE Real weighted_psi(Real h, Real integer, Real fraction, const Channel<Real>& channel) {
   const bool negative = h < Real(0);
   const Real eta = negative ? channel.eta_neg : channel.eta_pos, gain = negative ? channel.gain_neg : channel.gain_pos;
   const Real grown = Evaluation::exp2_m1(Log2<Real>{integer, fraction}, eta);
-  return Formula<epilogue>::apply(fused(gain, grown, channel.bias), residual);
+  return fused(gain, grown, channel.bias);
+}
+
+template <class Evaluation, Epilogue epilogue, class Real>
+NNORM_INLINE Real power(Real h, Real integer, Real fraction, Real residual, const Channel<Real>& channel) {
+  return Formula<epilogue>::apply(weighted_psi<Evaluation>(h, integer, fraction, channel), residual);
 }
 
 }  // namespace NNORM_INSTRUCTION_SET

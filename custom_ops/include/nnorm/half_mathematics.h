@@ -202,5 +202,62 @@ NNORM_INLINE float half_result_of(float g, float log, Branch<float> pos, Branch<
   return result_of<ForHalf, false>(h, ForHalf::log2_1p(std::fabs(h), std::fabs(log)), pos, neg, weight, bias);
 }
 
+// BatchNormalNorm. Its exponents are frozen, so that each channel has a limit of |x| below which nothing has to be clamped.
+
+// log₂(u) if a ≥ least, else `series`: on a device the instruction is predicated, which saves a selection.
+NNORM_INLINE float quick_log2_from(float least, float a, float u, float series) {
+#if defined(__CUDA_ARCH__)
+  asm("{\n.reg .pred p;\nsetp.ge.f32 p, %1, %2;\n@p lg2.approx.ftz.f32 %0, %3;\n}"
+      : "+f"(series)
+      : "f"(a), "f"(least), "f"(u));
+  return series;
+#else
+  return a >= least ? quick_log2(u) : series;
+#endif
+}
+
+// 2^z − 1 if `size` ≥ least, else `series`.
+NNORM_INLINE float quick_exp2_m1_from(float least, float size, float z, float series) {
+#if defined(__CUDA_ARCH__)
+  asm("{\n.reg .pred p;\nsetp.ge.f32 p, %1, %2;\n@p ex2.approx.ftz.f32 %0, %3;\n@p add.rn.f32 %0, %0, 0fBF800000;\n}"
+      : "+f"(series)
+      : "f"(size), "f"(least), "f"(z));
+  return series;
+#else
+  return size >= least ? quick_exp2(z) - 1.0f : series;
+#endif
+}
+
+// If in_range, |x| is at most input_limit(), and nothing is clamped. Otherwise x and the exponents may be any numbers. Both
+// give the same bits where in_range is true, so that a result does not depend on its neighbors.
+template <bool in_range>
+struct ForChannels {
+  static constexpr int output_divisor = 1;
+
+  static NNORM_INLINE float magnitude(float h) {
+    return in_range ? std::fabs(h) : NNORM_INSTRUCTION_SET::magnitude(h);
+  }
+
+  static NNORM_INLINE Log2<float> log2_1p(float a) {
+    const float grown = 1.0f + a;
+    return {-0.0f, quick_log2_from(0.0173f, a, grown, a * fused(grown, -0.71311f, 2.1557873f))};
+  }
+
+  static NNORM_INLINE float exp2_m1(Log2<float> log, float eta) {
+    const float unbounded = log.fraction * eta, z = in_range ? unbounded : at_most(unbounded, 127.0f);
+    const float series = z * fused(z, fused(z, 0.0555041087f, 0.240226507f), 0.693147180f);
+    return quick_exp2_m1_from(0x1p-5f, std::fabs(z), z, series);
+  }
+
+  static NNORM_INLINE float quotient(float a, float b) { return quick_quotient(a, b); }
+};
+
+// The limit of |x| for ForChannels<true>. Below it |h| is at most about 2^31, and z at most 125. The limit is −1 if
+// an exponent is greater than 4 or a parameter is NaN.
+NNORM_INLINE float input_limit(float scale, float shift, float eta_pos, float eta_neg) {
+  const float limit = quick_quotient(0x1p31f - std::fabs(shift), std::fabs(scale));
+  return eta_pos <= 4.0f && eta_neg <= 4.0f && limit >= 0.0f ? limit : -1.0f;
+}
+
 }  // namespace NNORM_INSTRUCTION_SET
 }  // namespace nnorm

@@ -282,8 +282,15 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   Bits biased = bits_of(shifted);
   if (!bounded) {  // the clamp is of integers: compilers turn a floating-point clamp into chains of comparisons
     constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
-    biased = biased < least ? least : biased;
-    biased = biased > greatest ? greatest : biased;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900  // one instruction; a scale of 0 gives the result of 2^-126, which is −½
+    if constexpr (sizeof(Real) == 4) {
+      biased = __viaddmin_s32_relu(biased, -F::round_bits, F::greatest_biased_exponent);
+    } else
+#endif
+    {
+      biased = biased < least ? least : biased;
+      biased = biased > greatest ? greatest : biased;
+    }
   }
   const Real scale = from_bits(Bits(typename F::Unsigned(biased) << F::mantissa_bits));  // 2^n/output_divisor
   return fused(exp2_m1_of_fraction(f), scale, scale - Real(1) / output_divisor<Real>);
@@ -293,6 +300,10 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
 struct Accurate {
   static constexpr int output_divisor = NNORM_INSTRUCTION_SET::output_divisor<int>;
 
+  template <class Real>
+  static NNORM_INLINE Real magnitude(Real h) {
+    return NNORM_INSTRUCTION_SET::magnitude(h);
+  }
   template <class Real>
   static NNORM_INLINE Log2<Real> log2_1p(Real a) {
     return NNORM_INSTRUCTION_SET::log2_1p(a);
