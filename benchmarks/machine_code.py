@@ -54,11 +54,10 @@ class Kernel(NamedTuple):
         """Whether it is for tensors whose accesses are whole."""
         if self.name == "batch_normal_norm_tiles":
             return True
-        if self.name == "batch_normal_norm_crossing":
-            return self.arguments[-1] == "4"
+        if self.name in {"batch_normal_norm_columns", "batch_normal_norm_crossing"}:
+            return self.arguments[-1] != "1"
         if self.name.startswith("batch_normal_norm"):
-            is_narrow = self.name == "batch_normal_norm_columns" and self.dtype != "double"  # 8 bytes
-            return self.arguments[-1] == str(WIDEST[self.dtype] // (2 if is_narrow else 1))
+            return self.arguments[-1] == str(WIDEST[self.dtype])
         return self.arguments[1 if self.name.endswith("long_rows") else 2] == "true"
 
     @property

@@ -49,7 +49,8 @@ ChannelKernel kernel_for(const ChannelProblem<T>& problem, size_t lead, bool ali
   if (problem.extent >= long_extent || (problem.extent >= long_extent / 8 && problem.samples < 2 * in_flight) ||
       !fits_columns(positions, problem.extent))
     return alike ? ChannelKernel::rows : ChannelKernel::rows_of_elements;
-  return has_whole_columns<T>(positions, lead, alike) ? ChannelKernel::columns : ChannelKernel::columns_of_elements;
+  return has_whole_columns<T, residual>(positions, lead, alike) ? ChannelKernel::columns
+                                                                : ChannelKernel::columns_of_elements;
 }
 
 template <Epilogue epilogue, class T>
@@ -59,9 +60,9 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
   constexpr bool residual = takes_residual<epilogue>;
   const size_t lead = misalignment(problem.x);
   const bool alike = lead == misalignment(problem.y) && (!residual || lead == misalignment(problem.residual));
-  constexpr int of_column = width_of_columns<T>;
+  constexpr int of_column = width_of_columns<T, residual>;
   if (lanes != 0) {
-    const bool whole = has_whole_columns<T>(lanes, lead, alike);
+    const bool whole = has_whole_columns<T, residual>(lanes, lead, alike);
     if (lanes != problem.channels)
       return whole ? run_columns<epilogue, true, of_column>(problem, lanes, device, stream)
                    : run_columns<epilogue, true, 1>(problem, lanes, device, stream);

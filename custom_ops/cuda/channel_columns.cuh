@@ -19,20 +19,22 @@ struct ChannelColumns : ChannelTensors<T> {
   }
 };
 
-// The best of the variants that were tried on an H200. Accesses of 8 bytes leave registers for more warps. Threads for
-// 16-bit tensors load a batch of rows while they compute the one before; others have too few registers for two.
-template <class T>
-constexpr int width_of_columns = sizeof(T) == 8 ? 2 : int(8 / sizeof(T));
-constexpr int batch_of_columns = 4;
-template <class T>
-constexpr bool columns_load_ahead = sizeof(T) == 2;
+// The best of the variants that were tried on an H200, for one type and with or without a residual. Accesses of 8 bytes
+// leave registers for more warps. Where registers suffice for two batches of rows, a thread loads one while it computes
+// the other.
+template <class T, bool residual>
+constexpr int width_of_columns = sizeof(T) == 8 ? 2 : sizeof(T) == 4 && residual ? 4 : int(8 / sizeof(T));
+template <class T, int width>
+constexpr int batch_of_columns = sizeof(T) == 4 && width == 4 ? 1 : 4;
+template <class T, bool residual>
+constexpr bool columns_load_ahead = sizeof(T) == 2 || (sizeof(T) == 4 && residual);
 template <class T, bool residual>
 constexpr int blocks_of_columns = sizeof(T) == 8 ? 1 : sizeof(T) == 2 ? (residual ? 2 : 3) : (residual ? 4 : 5);
 
 // Accesses of a thread in neighboring rows of its own.
 template <Epilogue epilogue, int width, class T>
 struct RowBatch {
-  static constexpr int most = batch_of_columns;
+  static constexpr int most = batch_of_columns<T, width>;
   Elements<T, width> x[most], residual[most];
 
   NNORM_DEVICE void load(const ChannelTensors<T>& tensors, size_t first, size_t stride, unsigned count) {
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(channel_threads,
   while (true) {
     const unsigned after = left > Batch::most ? left - Batch::most : 0;
     const size_t next_first = first + Batch::most * stride;
-    if constexpr (columns_load_ahead<T>) {
+    if constexpr (columns_load_ahead<T, takes_residual<epilogue>>) {
       Batch next;
       next.load(w, next_first, stride, after);
       batch.compute(w.y, first, stride, left, channel_of, is_padding);
@@ -124,9 +126,10 @@ constexpr bool fits_columns(size_t positions, size_t extent) { return extent == 
 
 // Whether rows of so many positions consist of whole accesses of columns. `alike`: all tensors are equally far from a
 // boundary.
-template <class T>
+template <class T, bool residual>
 bool has_whole_columns(size_t positions, size_t lead, bool alike) {
-  return alike && lead % width_of_columns<T> == 0 && positions % width_of_columns<T> == 0;
+  constexpr int width = width_of_columns<T, residual>;
+  return alike && lead % width == 0 && positions % width == 0;
 }
 
 template <Epilogue epilogue, bool padded, int width, class T>

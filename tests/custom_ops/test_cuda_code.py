@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.machine_code import HALVES, Kernel, ToolMissingError, dump, kernels_of
+from benchmarks.machine_code import HALVES, WIDEST, Kernel, ToolMissingError, dump, kernels_of
 from nnorm_export import library
 
 pytestmark = pytest.mark.slow
@@ -77,10 +77,8 @@ def test_tensors_are_read_and_written_in_whole_accesses(kernels: dict[Kernel, Co
     narrow = []
     for kernel, code in kernels.items():
         access = EXPECTED[kernel.dtype].row_access if kernel.name.startswith("layer_group") else "E.128"
-        if kernel.name == "batch_normal_norm_columns" and kernel.dtype != "double":
-            access = "E.64"
-        if kernel.name == "batch_normal_norm_crossing" and kernel.dtype != "float":
-            access = "E.64"
+        if kernel.name in {"batch_normal_norm_columns", "batch_normal_norm_crossing"}:
+            access = f"E.{128 * int(kernel.arguments[-1]) // WIDEST[kernel.dtype]}"
         reads = any(name.startswith("LDGSTS.E") for name in code) if kernel.reads_ahead else code[f"LDG.{access}"]
         if not (reads and code[f"STG.{access}"]):
             narrow.append(kernel)
