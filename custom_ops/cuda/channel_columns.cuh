@@ -28,8 +28,11 @@ template <class T, int width>
 constexpr int batch_of_columns = sizeof(T) == 4 && width == 4 ? 1 : 4;
 template <class T, bool residual>
 constexpr bool columns_load_ahead = sizeof(T) == 2 || (sizeof(T) == 4 && residual);
-template <class T, bool residual>
-constexpr int blocks_of_columns = sizeof(T) == 8 ? 1 : sizeof(T) == 2 ? (residual ? 2 : 3) : (residual ? 4 : 5);
+template <class T, bool residual, bool padded>
+constexpr int blocks_of_columns = sizeof(T) == 8   ? 1
+                                  : sizeof(T) == 2 ? (residual ? 2 : 3)
+                                  : residual       ? (padded ? 3 : 4)
+                                                   : 5;
 
 // Accesses of a thread in neighboring rows of its own.
 template <Epilogue epilogue, int width, class T>
@@ -60,7 +63,7 @@ struct RowBatch {
 
 template <Epilogue epilogue, bool padded, int width, class T>
 __global__ void __launch_bounds__(channel_threads,
-                                  blocks_at_once(blocks_of_columns<T, takes_residual<epilogue>>, channel_threads))
+                                  blocks_at_once(blocks_of_columns<T, takes_residual<epilogue>, padded>, channel_threads))
     batch_normal_norm_columns(ChannelColumns<T> w) {
   using Batch = RowBatch<epilogue, width, T>;
   const unsigned rows_of_block = blockDim.x / w.span;
@@ -146,7 +149,7 @@ cudaError_t run_columns(const ChannelProblem<T>& problem, size_t positions, cons
   const size_t rows_of_block = channel_threads / work.span;
   // All blocks run at once: a second wave would prepare the channels again. All threads have as many rows, or one less.
   const size_t row_blocks = divided_up(problem.samples, rows_of_block);
-  constexpr unsigned at_once = unsigned(blocks_of_columns<T, takes_residual<epilogue>>);
+  constexpr unsigned at_once = unsigned(blocks_of_columns<T, takes_residual<epilogue>, padded>);
   const size_t enough = std::max<size_t>(device.blocks(column_blocks * row_blocks, at_once) / column_blocks, 1);
   constexpr size_t most = 65535;  // blocks along y
   work.most_rows = unsigned(divided_up(problem.samples, std::min({row_blocks, enough, most}) * rows_of_block));
