@@ -37,10 +37,8 @@ cudaError_t launch_rows(const Rows<T>& work, const Device& device, cudaStream_t 
   const unsigned warps = in_warp ? warps_of_short_rows : unsigned(divided_up(work.row_length, row_tile));
   const unsigned teams_of_block = in_warp ? warps_of_short_rows : 1;
   const size_t shared = RowMemory<tiles, values, weights, ahead, T>::bytes(warps), room = device.dynamic_shared_memory();
-  // float64 has no tables, because its elements take all registers either way.
   if constexpr (in_table)
-    if (shared > room || sizeof(Arithmetic<T>) == 8)
-      return launch_rows<tiles, values, whole, Weights::by_run, exact>(work, device, stream);
+    if (shared > room) return launch_rows<tiles, values, whole, Weights::by_run, exact>(work, device, stream);
   // A block that copies its next row or has a table should have many rows, so there are as many blocks as run at once. For
   // other rows this was measured on an H200: it pays in a warp by the device's instructions, or of 24 elements a thread.
   using Bounds = BoundsOfRows<tiles, values, whole, weights, exact, T>;
@@ -63,7 +61,9 @@ cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStre
       if (work.whole_weights && work.row_length == unsigned(values) * warp_size)
         return launch_rows<tiles, values, whole, Weights::neighbors, true>(work, device, stream);
     if (work.whole_weights) return launch_rows<tiles, values, whole, Weights::neighbors, false>(work, device, stream);
-    return launch_rows<tiles, values, whole, Weights::in_table, false>(work, device, stream);
+    // float64 has no tables, because its elements take all registers either way.
+    constexpr Weights others = sizeof(Arithmetic<T>) == 4 ? Weights::in_table : Weights::by_run;
+    return launch_rows<tiles, values, whole, others, false>(work, device, stream);
   }
   return launch_rows<tiles, values, whole, Weights::by_run, false>(work, device, stream);
 }

@@ -6,9 +6,9 @@
 // Max error of λ̂: 3e-6
 //
 // Both bounds hold if the instructions have the errors that NVIDIA documents: 2^-22 for log₂ (absolute for results
-// below 1, relative above), 2^-22 relative for 2^z, at most 2^-22 relative for quotients and 1/√x. Short
-// series replace the instructions where results are so small that these errors would be too large. 2^z saturates at
-// 2^127, half of the limit in mathematics.h. tests/test_half_mathematics.cpp enforces both bounds with instructions of
+// below 1, relative above), 2^-22 relative for 2^z, at most 2^-22 relative for quotients and 1/√x. Short series replace the
+// instructions where results are so small that these errors would be too large. 2^z saturates at 2^127, half of the limit
+// in mathematics.h. tests/test_half_mathematics.cpp and tests/test_half_rows.cpp enforce the bounds with instructions of
 // the greatest documented error.
 #pragma once
 
