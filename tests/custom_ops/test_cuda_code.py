@@ -29,8 +29,8 @@ EXPECTED = {
     **{half: Expected("E.128", 0) for half in HALVES},
     **{f"nnorm::cuda::SameBits<{half}>": Expected("E", 0) for half in HALVES},
 }
-# How many numbers a thread spills beside its 24, 32 or 48 elements and their logarithms, so that a multiprocessor has more
-# blocks: with its weights in the tensor, in a table of shared memory, and where it divides by the run of each weight.
+# How many numbers a thread spills beside its 24, 32 or 48 elements and their logarithms, so that more blocks fit on a
+# multiprocessor: with weights in the tensor, in a table of shared memory, and where it divides by the run of each weight.
 SPILLED_BESIDE_WEIGHTS = (1, 6, 36)
 SPILLED_BESIDE_48_ELEMENTS = 23
 
