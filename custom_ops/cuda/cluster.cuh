@@ -36,6 +36,7 @@ NNORM_DEVICE unsigned cluster_size() {
   return size;
 }
 NNORM_DEVICE void cluster_barrier() {
+  __syncwarp();  // .aligned: all threads of a warp arrive together
   asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
@@ -60,7 +61,8 @@ NNORM_DEVICE void send(float value, float& to, Arrivals& arrivals, unsigned rank
                "r"(__float_as_uint(value)), "r"(counter)
                : "memory");
 }
-// Waits until the phase with this parity (of its number from 0) has ended.
+// Waits until the phase with this parity (of its number from 0) has ended. The bytes are in the memory of this block, so the
+// default order of try_wait, that of a block, suffices.
 NNORM_DEVICE void wait_for(Arrivals& arrivals, unsigned parity) {
   unsigned ended;
   do {

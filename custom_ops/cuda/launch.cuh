@@ -10,6 +10,8 @@
 
 namespace nnorm::cuda {
 
+constexpr unsigned most_threads_of_block = 1024;
+
 struct Device {
   int ordinal = 0, multiprocessors = 0, shared_memory = 0;  // the shared memory that a block may have, in bytes
 
@@ -86,32 +88,34 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
   return cluster > 1 ? cudaErrorInvalidValue : cudaLaunchKernel(address_of(kernel), blocks, threads, arguments, shared, stream);
 }
 
-// The number of clusters of `size` blocks that the device runs at once: 0 if it has no clusters, or if the code of this
-// kernel was compiled for devices without. `shared` depends on `threads` alone. `last` is the last answer for the kernel,
-// because CUDA computes it anew at each call: the question in the upper 32 bits.
+// What clusters_at_once() has found for a kernel: for each number of blocks and warps the device (from 1) in the upper half,
+// and the clusters. CUDA would compute it anew at each launch.
+struct KnownClusters {
+  std::atomic<uint64_t> of_shape[most_blocks_of_cluster + 1][most_threads_of_block / warp_size + 1];
+};
+
+// The number of clusters of `size` blocks that the device runs at once: 0 if it has no clusters or cannot tell, or if the
+// code of this kernel was compiled for devices without. `shared` depends on `threads` alone.
 template <class Work>
-cudaError_t clusters_at_once(void (*kernel)(Work), int device, unsigned size, unsigned threads, size_t shared,
-                             size_t most_shared, std::atomic<uint64_t>& last, unsigned& clusters) {
-  clusters = 0;
+unsigned clusters_at_once(void (*kernel)(Work), int device, unsigned size, unsigned threads, size_t shared,
+                          size_t most_shared, KnownClusters& known) {
 #if NNORM_HAVE_CLUSTERS
-  const uint64_t question = uint64_t(unsigned(device) & 0xff) << 24 | uint64_t(size) << 16 | threads;
-  const uint64_t known = last.load(std::memory_order_relaxed);
-  if (known >> 32 == question) {
-    clusters = unsigned(known);
-    return cudaSuccess;
-  }
+  std::atomic<uint64_t>& of_shape = known.of_shape[size][threads / warp_size];
+  const uint64_t question = uint64_t(unsigned(device)) + 1, answer = of_shape.load(std::memory_order_relaxed);
+  if (answer >> 32 == question) return unsigned(answer);
   cudaFuncAttributes attributes;
-  if (const cudaError_t error = cudaFuncGetAttributes(&attributes, address_of(kernel))) return error;
   int found = 0;
-  if (attributes.ptxVersion >= 90) {
-    if (const cudaError_t error = allow_shared_memory(address_of(kernel), most_shared)) return error;
+  if (cudaFuncGetAttributes(&attributes, address_of(kernel)) == cudaSuccess && attributes.ptxVersion >= 90 &&
+      allow_shared_memory(address_of(kernel), most_shared) == cudaSuccess) {
     const ClusterLaunch one(size, dim3(size), threads, shared, nullptr);
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&found, address_of(kernel), &one.config)) return error;
+    if (cudaOccupancyMaxActiveClusters(&found, address_of(kernel), &one.config) != cudaSuccess) found = 0;
   }
-  clusters = unsigned(found);
-  last.store(question << 32 | clusters, std::memory_order_relaxed);
+  if (found == 0) cudaGetLastError();  // another kernel takes the rows, so no caller shall see the error
+  of_shape.store(question << 32 | unsigned(found), std::memory_order_relaxed);
+  return unsigned(found);
+#else
+  return 0;
 #endif
-  return cudaSuccess;
 }
 #endif
 

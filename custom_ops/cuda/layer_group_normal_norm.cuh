@@ -2,8 +2,8 @@
 // of each row (NN eq. 3, 5–15).
 //
 // A row is read from memory once if it fits into the registers of a warp, of a block (up to 16384 elements, 4096 in
-// float64) or of a cluster of blocks (up to 131072), or into the shared memory of a block. Longer rows are read four
-// times. Each warp reads whole tiles of a row, so that sums are in the order of nnorm/row_statistics.h.
+// float64) or of a cluster of blocks (up to 131072, if it consists of whole accesses, and not in float64), or into the
+// shared memory of a block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in the order of nnorm/row_statistics.h.
 //
 // As on CPUs, the result for a row of equal elements with ε = 0 is NaN.
 #pragma once
@@ -37,8 +37,11 @@ cudaError_t launch_rows(const Rows<T>& work, const Device& device, cudaStream_t 
   const unsigned warps = in_warp ? warps_of_short_rows : unsigned(divided_up(work.row_length, row_tile));
   const unsigned teams_of_block = in_warp ? warps_of_short_rows : 1;
   const size_t shared = RowMemory<tiles, values, weights, ahead, T>::bytes(warps), room = device.dynamic_shared_memory();
-  if constexpr (in_table)
+  if constexpr (in_table && tiles > 4) {
     if (shared > room) return launch_rows<tiles, values, whole, Weights::by_run, exact>(work, device, stream);
+  } else {
+    static_assert(RowMemory<tiles, values, weights, ahead, T>::bytes(4) <= 63 << 10, "every GPU since Turing has as much");
+  }
   // A block that copies its next row or has a table should have many rows, so there are as many blocks as run at once. For
   // other rows this was measured on an H200: it pays in a warp by the device's instructions, or of 24 elements a thread.
   using Bounds = BoundsOfRows<tiles, values, whole, weights, exact, T>;
@@ -86,20 +89,21 @@ inline ClusterShape shape_of_cluster(size_t tiles) {
   return best;
 }
 
-// Launches the kernel for rows in the registers of clusters; `clusters` is 0 if the device has none.
+// Launches the kernel for rows in the registers of clusters; `ran` is false if the device has none.
 template <Weights weights, class T>
-cudaError_t run_in_clusters(const Rows<T>& work, const Device& device, cudaStream_t stream, unsigned& clusters) {
-  static std::atomic<uint64_t> last{0};
+cudaError_t run_in_clusters(const Rows<T>& work, const Device& device, cudaStream_t stream, bool& ran) {
+  static KnownClusters known;
   const auto kernel = &layer_group_normal_norm_rows<of_cluster, 32, true, weights, false, true, T>;
   const ClusterShape shape = shape_of_cluster(divided_up(work.row_length, row_tile));
   const unsigned threads = shape.warps * warp_size;
   const size_t shared = RowMemory<of_cluster, 32, weights, true, T>::bytes(shape.warps), room = device.dynamic_shared_memory();
-  clusters = 0;
-  if (shared > room) return cudaSuccess;
-  if (const cudaError_t error =
-          clusters_at_once(kernel, device.ordinal, shape.blocks, threads, shared, room, last, clusters))
-    return error;
-  if (clusters == 0) return cudaSuccess;
+  if (shared > room) {
+    if constexpr (weights == Weights::in_table) return run_in_clusters<Weights::by_run>(work, device, stream, ran);
+    return cudaSuccess;
+  }
+  const unsigned clusters = clusters_at_once(kernel, device.ordinal, shape.blocks, threads, shared, room, known);
+  ran = clusters > 0;
+  if (!ran) return cudaSuccess;
   const unsigned teams = weights == Weights::in_table ? blocks_with_tables(work, 1, clusters)
                                                       : unsigned(std::min(work.rows, size_t(clusters)));
   return launch(kernel, teams * shape.blocks, threads, stream, work, shared, room, shape.blocks);
@@ -125,10 +129,10 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
       return run_in_registers<int(row_chains), 32, whole>(work, device, stream);
   if constexpr (whole && sizeof(Arithmetic<T>) == 4)
     if (work.row_length > row_chains * row_tile && work.row_length <= tiles_of_cluster * row_tile) {
-      unsigned clusters = 0;
-      const cudaError_t error = work.whole_weights ? run_in_clusters<Weights::neighbors>(work, device, stream, clusters)
-                                                   : run_in_clusters<Weights::in_table>(work, device, stream, clusters);
-      if (error || clusters > 0) return error;
+      bool ran = false;
+      const cudaError_t error = work.whole_weights ? run_in_clusters<Weights::neighbors>(work, device, stream, ran)
+                                                   : run_in_clusters<Weights::in_table>(work, device, stream, ran);
+      if (error || ran) return error;
     }
   const unsigned blocks = device.blocks(work.rows, 16);
   if (bytes <= room)

@@ -84,28 +84,35 @@ class WeightTable {
       : values_(reinterpret_cast<Real*>(memory) + threadIdx.x % warp_size * unsigned(part)) {}
 
   NNORM_DEVICE void store_access(int k, const Real (&weight)[width], const Real (&bias)[width]) const {
-    each_part(k, [&](int first, Real* to) {
+#pragma unroll
+    for (int i = 0; i < parts; ++i) {
       Access<Real, part> access;
 #pragma unroll
-      for (int j = 0; j < part; ++j) access.values[j] = first + j < width ? weight[(first + j) % width] : bias[(first + j) % width];
-      store(to, access);
-    });
+      for (int j = 0; j < part; ++j) {
+        const int n = i * part + j;
+        access.values[j] = n < width ? weight[n % width] : bias[n % width];
+      }
+      store(place(k, i), access);
+    }
   }
   NNORM_DEVICE void load_access(int k, Real (&weight)[width], Real (&bias)[width]) const {
-    each_part(k, [&](int first, const Real* from) {
-      const Access<Real, part> access = load<part>(from);
 #pragma unroll
-      for (int j = 0; j < part; ++j) (first + j < width ? weight : bias)[(first + j) % width] = access.values[j];
-    });
+    for (int i = 0; i < parts; ++i) {
+      const Access<Real, part> access = load<part>(place(k, i));
+#pragma unroll
+      for (int j = 0; j < part; ++j) {
+        const int n = i * part + j;
+        if (n < width)
+          weight[n % width] = access.values[j];
+        else
+          bias[n % width] = access.values[j];
+      }
+    }
   }
 
  private:
   // Neighboring lanes have neighboring parts, so that no two lanes need the same bank at a time.
-  template <class Use>
-  NNORM_DEVICE void each_part(int k, Use use) const {
-#pragma unroll
-    for (int i = 0; i < parts; ++i) use(i * part, values_ + unsigned(k * parts + i) * warp_size * unsigned(part));
-  }
+  NNORM_DEVICE Real* place(int k, int i) const { return values_ + unsigned(k * parts + i) * warp_size * unsigned(part); }
 
   Real* values_;
 };

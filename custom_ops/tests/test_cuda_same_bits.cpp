@@ -50,18 +50,34 @@ constexpr size_t enough_for_a_share = 20000000;
 // The device's instructions saturate at other numbers, so they are compared on numbers as networks have them.
 Kind kind_of(Halves halves, size_t round) { return halves == Halves::by_device ? Kind::normal : Kind(round % 3); }
 
+struct ChannelSizes {
+  size_t samples, channels, extent;
+  bool is_last;
+};
+
+// On a GPU of 132 multiprocessors each kernel takes one of these, with more blocks than run at once: tiles, crossing,
+// columns, columns of elements, rows, channels last. In the tests without a GPU small tensors do so.
+std::vector<ChannelSizes> large_channels() {
+  if (!on_gpu) return {};
+  return {{44, 64, 3136, false}, {70, 60, 49, false},  {400, 60, 49, false},
+          {401, 61, 49, false},  {5, 64, 3001, false}, {3, 64, 12544, true}};
+}
+
 template <class T>
 Difference of_channels(size_t values, Halves halves) {
   const bool same_bits = halves == Halves::same_bits;
   Random random(31);
   Difference difference;
-  for (size_t round = 0; difference.values < values; ++round) {
-    const size_t channels = 1 + random.below(40), extent = 1 + random.below(300), samples = 1 + random.below(3);
+  const std::vector<ChannelSizes> large = large_channels();
+  for (size_t round = 0; round < large.size() || difference.values < values; ++round) {
+    const auto [samples, channels, extent, is_last] =
+        round < large.size()
+            ? large[round]
+            : ChannelSizes{1 + random.below(3), 1 + random.below(40), 1 + random.below(300), round % 2 == 1};
     const ChannelParameters<Arithmetic<T>> p(channels, random);
     const size_t size = samples * channels * extent;
     const std::vector<T> x = numbers<T>(size, kind_of(halves, round), random), residual = numbers<T>(size, kind_of(halves, round / 3), random);
     const Layout rows{Sharing::row, samples, channels, extent, 0}, last{Sharing::element, samples, channels, extent, 0};
-    const bool is_last = round % 2;
     const Layout& layout = is_last ? last : rows;
     const std::vector<T> x_there = layout.from_rows(x), residual_there = layout.from_rows(residual);
     std::vector<Input<Arithmetic<T>>> parameters;
@@ -70,7 +86,7 @@ Difference of_channels(size_t values, Halves halves) {
     for (auto& each : parameters) parameters_on.push_back(std::make_unique<OnDevice<Arithmetic<T>>>(each));
     for (const EpilogueFacts& facts : nnorm::epilogues) {
       // At unaligned addresses the kernels read elements one by one.
-      const size_t offset = random.below(4);
+      const size_t offset = round < large.size() ? 0 : random.below(4);
       const Input<T> from(x_there, offset), added(residual_there, offset);
       Output<T> y(size, offset);
       const OnDevice<T> x_on(from), added_on(added), y_on(y);
@@ -97,7 +113,7 @@ class Room {
  public:
 #if defined(NNORM_CUDA_ON_HOST)
   explicit Room(bool little) {
-    if (little) cuda_on_host::shared_memory = 16 << 10, cuda_on_host::clusters = 0;
+    if (little) cuda_on_host::shared_memory = 50 << 10, cuda_on_host::clusters = 0;
   }
   ~Room() { cuda_on_host::shared_memory = shared_memory_, cuda_on_host::clusters = clusters_; }
 
@@ -109,6 +125,13 @@ class Room {
 #endif
 };
 
+// On a GPU of 132 multiprocessors these are several rows for each warp, block and cluster that runs at once.
+std::vector<RowGeometry> many_rows() {
+  if (!on_gpu) return {};
+  return {{4000, 768, 1, 1},     {4000, 1280, 2, 1}, {6000, 784, 3, 49},  {300, 8192, 1, 1},  {240, 16392, 1, 1},
+          {160, 25088, 5, 3136}, {70, 65544, 1, 1},  {40, 131072, 2, 16}, {40, 131072, 1, 1}};
+}
+
 // Lengths around the limits of the kernels for warps, blocks, clusters and long rows. Some long rows do not fit into
 // shared memory.
 template <class T>
@@ -116,12 +139,16 @@ Difference of_rows(size_t values, Halves halves) {
   Random random(32);
   Difference difference;
   constexpr size_t special[] = {1, 2, 3, 64, 196, 255, 256, 511, 512, 768, 1023, 1024, 1025, 1280, 1536, 3072, 4096, 4097, 5000, 17000, 70000, 140000};
-  for (size_t round = 0; difference.values < values; ++round) {
+  const std::vector<RowGeometry> many = many_rows();
+  for (size_t round = 0; round < many.size() || difference.values < values; ++round) {
     const size_t length = round % 2 ? special[random.below(std::size(special))] : 1 + random.below(1200);
-    const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3), offset = random.below(4) ? 0 : random.below(4);
+    const size_t rows = 1 + random.below(1 + 4000 / length), period = 1 + random.below(3);
     const size_t run = length % 3 == 0 && random.below(2) ? length / 3 : 1;
-    Rows<T> problem({rows, length, period, run}, std::vector<double>(rows * length), random);
-    problem.x = numbers<T>(rows * length, kind_of(halves, round), random);
+    const bool is_many = round < many.size();
+    const RowGeometry geometry = is_many ? many[round] : RowGeometry{rows, length, period, run};
+    const size_t size = geometry.rows * geometry.row_length, offset = is_many || random.below(4) ? 0 : random.below(4);
+    Rows<T> problem(geometry, std::vector<double>(size), random);
+    problem.x = numbers<T>(size, kind_of(halves, round), random);
     if (round % 5 == 0) problem.epsilon = random.below(2) ? 0 : 1e-3;
     if (round % 7 == 0) problem.delta = 0;
     const Input<T> x(problem.x, offset);

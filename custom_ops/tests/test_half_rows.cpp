@@ -212,6 +212,14 @@ void test_special_rows() {
         if (std::fabs(value) <= 1)
           for (const float psi : of_zeros.psi) CHECK(std::isnan(psi), "psi is %g without epsilon", double(psi));
       }
+    for (const float huge : {1e25f, 1e38f})  // bfloat16 has them; the variance is infinite
+      for (const float delta : {0.0f, 3e-3f}) {
+        std::vector<float> x(n, huge);
+        for (size_t k = 0; k < n; k += 2) x[k] = -huge;
+        const HalfRow row(x, 1e-5f, delta, directions, 0);
+        for (const float psi : row.psi)
+          CHECK(n == 1 || psi == 0, "psi is %g in a row of %zu times %g and its negative", double(psi), n, double(huge));
+      }
     for (const float bad : {NAN, INFINITY, -INFINITY})
       for (const float other : {0.0f, 1.0f, 1000.0f}) {
         std::vector<float> x(n, other);

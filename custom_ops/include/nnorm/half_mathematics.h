@@ -118,9 +118,9 @@ struct OnePass {
   }
 };
 
-// From two passes over a row, for x − mean.
+// From two passes over a row, for x − mean. If the variance is infinite, all h are 0.
 NNORM_INLINE ScaledStandardization scaled(const Standardization<float>& of_row, float epsilon) {
-  const float power = fused(-epsilon * of_row.inverse, of_row.inverse, 1.0f);
+  const float power = of_row.inverse == 0 ? 0.0f : fused(-epsilon * of_row.inverse, of_row.inverse, 1.0f);
   return {of_row.inverse * per_ln_2, of_row.correction * per_ln_2, power};
 }
 

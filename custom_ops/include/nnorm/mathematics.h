@@ -282,7 +282,7 @@ NNORM_INLINE Real exp2_m1(Log2<Real> log, Real eta) {
   Bits biased = bits_of(shifted);
   if (!bounded) {  // the clamp is of integers: compilers turn a floating-point clamp into chains of comparisons
     constexpr Bits least = F::round_bits + 1, greatest = F::round_bits + F::greatest_biased_exponent;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900  // one instruction; a scale of 0 gives the result of 2^-126, which is −½
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12  // one instruction; a scale of 0 gives the result of 2^-126, which is −½
     if constexpr (sizeof(Real) == 4) {
       biased = __viaddmin_s32_relu(biased, -F::round_bits, F::greatest_biased_exponent);
     } else
