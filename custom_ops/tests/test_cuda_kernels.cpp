@@ -175,9 +175,9 @@ void test_ranges(ErrorTable& errors, Halves halves, double bound) {
 
 // Lengths around the limits of each kernel: 256, 512, 768 and 1024 for a warp, 4096 and 16384 for a block, 131072 for a
 // cluster, then shared memory, of which a kernel gets 48 KiB without asking for more: 6144 doubles, 12288 floats, 24576
-// narrow numbers. Clusters of these have 2 to 8 blocks of 4 to 16 warps, some of them without elements; more rows than
-// clusters run at once, and weights by element, by access and by run. Of the tables of weights, one is for all rows of a
-// warp, one for some of them, one for a single row.
+// narrow numbers. Clusters have 2 to 8 blocks of 4 to 16 warps, some of them without elements. Weights are found by element,
+// by access and by run. Without a GPU, there are more rows than clusters run at once, and of the tables of weights one is
+// for all rows of a warp, one for some of them, one for a single row; on a GPU, test_cuda_same_bits has so many rows.
 std::vector<RowGeometry> row_geometries(size_t longest_row) {
   std::vector<RowGeometry> all{{0, 5, 1, 1},     {3, 0, 1, 1},     {1, 6144, 1, 1},
                                {1, 12288, 1, 1}, {1, 24576, 1, 1}, {1, 30001, 1, 1},
@@ -295,7 +295,7 @@ void test_bad_rows(Halves halves) {
   }
 }
 
-// Neighboring rows, of one block and of one warp, block or cluster after the other, have different shapes.
+// Neighboring rows have different shapes; without a GPU, those of one warp, block or cluster after the other too.
 template <class T>
 void test_shapes(ErrorTable& errors, const Selection& selection) {
   Random random(5);
