@@ -3,7 +3,8 @@
 //
 // A row is read from memory once if it fits into the registers of a warp, of a block (up to 16384 elements, 4096 in
 // float64) or of a cluster of blocks (up to 131072, if it consists of whole accesses, and not in float64), or into the
-// shared memory of a block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in the order of nnorm/row_statistics.h.
+// shared memory of a block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in the
+// order of nnorm/row_statistics.h.
 //
 // As on CPUs, the result for a row of equal elements with ε = 0 is NaN.
 #pragma once
@@ -11,7 +12,7 @@
 #include <numeric>
 
 #include "long_rows.cuh"
-#include "short_rows.cuh"
+#include "rows_in_registers.cuh"
 
 namespace nnorm::cuda {
 
