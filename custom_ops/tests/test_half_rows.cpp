@@ -156,7 +156,7 @@ void test_rows(ErrorTable& errors) {
     std::vector<float> x(n);
     for (size_t k = 0; k < n; ++k) {  // float16 has 11 bits
       const double value = spread * (mean + draw(shape, rare, k == 0, random));
-      const double unit = std::ldexp(1, std::ilogb(value) - 10);
+      const double unit = value == 0 ? 1 : std::ldexp(1, std::ilogb(value) - 10);
       x[k] = float(std::nearbyint(value / unit) * unit);
     }
     std::vector<double> directions(n);
