@@ -68,8 +68,9 @@ cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStre
     // float64 has no tables, because its elements take all registers either way.
     constexpr Weights others = sizeof(Arithmetic<T>) == 4 ? Weights::in_table : Weights::by_run;
     return launch_rows<tiles, values, whole, others, false>(work, device, stream);
+  } else {
+    return launch_rows<tiles, values, whole, Weights::by_run, false>(work, device, stream);
   }
-  return launch_rows<tiles, values, whole, Weights::by_run, false>(work, device, stream);
 }
 
 struct ClusterShape {
