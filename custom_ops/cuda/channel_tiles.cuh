@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(channel_threads, blocks_at_once(resident, chan
     const unsigned access = first + unsigned(k) * channel_threads;
     return size_t(access < w.accesses ? access : w.accesses - 1) * width;
   };
-  Elements<T, width> x[own], residual[own];
+  Elements<T, width> x[own], residual[own] = {};
 #pragma unroll
   for (int k = 0; k < own; ++k) {
     x[k] = load_elements<width>(w.x + position(k));
