@@ -56,10 +56,11 @@ def test_the_smallest_batch_with_enough_capacity_is_chosen() -> None:
 @pytest.mark.slow
 @pytest.mark.core
 def test_threads_or_instances_are_added_where_one_core_is_too_slow() -> None:
-    faster_with_threads = planned(lambda threads: Sleeping(0.008 / threads, 0), 160, 400, batches=False)
+    # A busy machine sleeps milliseconds too long, which is a small part of 20.
+    faster_with_threads = planned(lambda threads: Sleeping(0.02 / threads, 0), 64, 400, batches=False, seconds=0.5)
     assert faster_with_threads.chosen is not None, faster_with_threads
     assert faster_with_threads.chosen.config == ServiceConfig(1, 2, 1, 0)
-    no_faster = planned(lambda threads: Sleeping(0.008, 0), 160, 400, batches=False)
+    no_faster = planned(lambda threads: Sleeping(0.02, 0), 64, 400, batches=False, seconds=0.5)
     assert no_faster.chosen is not None, no_faster
     assert no_faster.chosen.config == ServiceConfig(2, 1, 1, 0)
     assert no_faster.notes[0] == "requests are not combined: batches were not asked for"
@@ -70,9 +71,9 @@ def test_an_instance_has_a_runner_of_its_own() -> None:
 
     def open_runner(threads: int) -> Runner:
         opened.append(threads)
-        return Sleeping(0.008, 0)
+        return Sleeping(0.02, 0)
 
-    assert planned(open_runner, 160, 400, batches=False).chosen is not None
+    assert planned(open_runner, 64, 400, batches=False, seconds=0.5).chosen is not None
     assert opened == [1, 2, 1, 1]  # the first is closed for the one of two threads
 
 
