@@ -117,9 +117,7 @@ class KServeRunner(Runner):
             if error.status() in _UNREACHABLE:
                 raise self._unanswered(error) from error
             raise
-        # For a broken connection and a damaged answer, geventhttpclient, gevent and grpc each have errors of their own,
-        # without a common class. The message shows the user which error it was.
-        except Exception as error:
+        except Exception as error:  # broken connections and damaged answers raise classes without a base of their own
             raise ModelFileError(
                 f"{self._url}: the server ended the connection before its answer, or the answer is damaged "
                 f"({first_line(error)}); the same call may be made again"
