@@ -92,6 +92,7 @@ set_tests_properties(test_cuda_kernels PROPERTIES COST 1000) # more than the sec
 target_include_directories(test_dispatch PRIVATE cpu) # it includes dispatch.cpp
 target_include_directories(test_processor PRIVATE cpu)
 target_include_directories(test_channel_kernels PRIVATE cuda)
+target_include_directories(test_row_kernels PRIVATE cuda)
 
 # These programs call the callbacks of nnorm_ort as ONNX Runtime does, and make its functions and the library's
 # allocations fail. ctest runs random nodes for a short time; `make fuzz-kernels` runs them for long.

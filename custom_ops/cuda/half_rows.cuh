@@ -20,8 +20,8 @@ class RowArithmetic<T, values, true> {
   template <class SumsOfRow>
   NNORM_DEVICE void finish(const Rows<T>& w, const SumsOfRow& sums_of_row) {
     const ScaledStandardization standardize = standardization(w, sums_of_row);
-    const float lmbda = QuickLmbda::suffices(standardize.power) ? quick_lmbda(w, standardize, sums_of_row)
-                                                                : any_lmbda(w, standardize, sums_of_row);
+    const float lmbda = QuickLmbda::suffices(standardize.power) ? lmbda_by<QuickLmbda>(w, standardize, sums_of_row)
+                                                                : lmbda_by<AnyLmbda>(w, standardize, sums_of_row);
     eta_ = resolve_exponents(lmbda, w.delta);
   }
 
@@ -51,30 +51,15 @@ class RowArithmetic<T, values, true> {
     return scaled(standardization_of(mean, moments, w.inverse_length, w.epsilon), w.epsilon);
   }
 
-  // Both functions for λ̂ write g to x.
-  template <class SumsOfRow>
-  NNORM_DEVICE float quick_lmbda(const Rows<T>& w, const ScaledStandardization& standardize,
-                                 const SumsOfRow& sums_of_row) {
+  // Writes g to x.
+  template <class Lmbda, class SumsOfRow>
+  NNORM_DEVICE float lmbda_by(const Rows<T>& w, const ScaledStandardization& standardize, const SumsOfRow& sums_of_row) {
     float sums[4];
     sums_of_row(Turn<2>(), sums, [&](int i, float* part) {
       x[i] = standardize(x[i]);
-      log_[i] = QuickLmbda::add_terms(x[i], part[0], part[1], part[2], part[3]);
+      log_[i] = Lmbda::add_terms(x[i], part[0], part[1], part[2], part[3]);
     });
-    return QuickLmbda::from(sums, w.inverse_length, w.delta);
-  }
-  template <class SumsOfRow>
-  NNORM_DEVICE float any_lmbda(const Rows<T>& w, const ScaledStandardization& standardize,
-                               const SumsOfRow& sums_of_row) {
-    float sums[4];
-    sums_of_row(Turn<2>(), sums, [&](int i, float* part) {
-      x[i] = standardize(x[i]);
-      const float h = x[i] * ln_2;
-      const Log2<float> log = ForHalf::log2_1p(magnitude(h));
-      add_lmbda_terms(h, std::fabs(h), log, part[0], part[1], part[2], part[3]);
-      log_[i] = with_sign_of(h, log.fraction);
-    });
-    const float n = w.inverse_length;
-    return estimate_lmbda(LmbdaSums<float>{sums[0] * n, sums[1] * n, sums[2] * n, sums[3] * n}, w.delta);
+    return Lmbda::from(sums, w.inverse_length, w.delta);
   }
 
   float sums_[2];      // Σx and Σx²

@@ -10,6 +10,8 @@
 
 namespace nnorm::cuda {
 
+constexpr size_t divided_up(size_t n, size_t by) { return (n + by - 1) / by; }
+
 constexpr unsigned most_threads_of_block = 1024;
 
 struct Device {
@@ -35,8 +37,8 @@ struct Device {
 
   // The same, but all blocks get the same number of the wanted ones, except for some that get one less.
   unsigned even_blocks(size_t wanted, unsigned most_of_multiprocessor) const {
-    const size_t at_once = size_t(multiprocessors) * most_of_multiprocessor, rounds = (wanted + at_once - 1) / at_once;
-    return rounds == 0 ? 0 : unsigned((wanted + rounds - 1) / rounds);
+    const size_t rounds = divided_up(wanted, size_t(multiprocessors) * most_of_multiprocessor);
+    return rounds == 0 ? 0 : unsigned(divided_up(wanted, rounds));
   }
 };
 
@@ -134,7 +136,5 @@ cudaError_t with_elements(const Problem<T>& problem, [[maybe_unused]] bool same_
 #endif
   return run(problem);
 }
-
-constexpr size_t divided_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
 }  // namespace nnorm::cuda

@@ -9,7 +9,6 @@ namespace {
 
 using nnorm::Branch;
 using nnorm::ForHalf;
-using nnorm::Log2;
 
 constexpr float stated_error = 0x1p-22f;
 
@@ -69,21 +68,11 @@ struct HalfRow {
     sum(x.size(), terms, [&](size_t i, float* part) {
       set_errors(log_directions[i], others);
       g.push_back(standardize(x[i]));
-      if (quick_lmbda) {
-        log[i] = nnorm::QuickLmbda::add_terms(g[i], part[0], part[1], part[2], part[3]);
-      } else {
-        const float h = g[i] * nnorm::ln_2;
-        const Log2<float> of_h = ForHalf::log2_1p(nnorm::magnitude(h));
-        nnorm::add_lmbda_terms(h, std::fabs(h), of_h, part[0], part[1], part[2], part[3]);
-        log[i] = nnorm::with_sign_of(h, of_h.fraction);
-      }
+      log[i] = quick_lmbda ? nnorm::QuickLmbda::add_terms(g[i], part[0], part[1], part[2], part[3])
+                           : nnorm::AnyLmbda::add_terms(g[i], part[0], part[1], part[2], part[3]);
     });
-    if (quick_lmbda) {
-      lmbda = nnorm::QuickLmbda::from(terms, inverse_length, delta);
-    } else {
-      for (float& term : terms) term *= inverse_length;
-      lmbda = nnorm::estimate_lmbda(nnorm::LmbdaSums<float>{terms[0], terms[1], terms[2], terms[3]}, delta);
-    }
+    lmbda = quick_lmbda ? nnorm::QuickLmbda::from(terms, inverse_length, delta)
+                        : nnorm::AnyLmbda::from(terms, inverse_length, delta);
     const nnorm::Exponents<float> eta = nnorm::resolve_exponents(lmbda, delta);
     quick_psi = nnorm::QuickPsi::suffices(eta);
     const nnorm::QuickPsi quick = nnorm::QuickPsi::from(eta);

@@ -18,27 +18,18 @@ namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
 
 #if defined(__CUDA_ARCH__)
-NNORM_INLINE float quick_log2(float x) {
-  float result;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-NNORM_INLINE float quick_exp2(float z) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(z));
-  return result;
-}
+#define NNORM_INSTRUCTION(name, instruction)                   \
+  NNORM_INLINE float name(float x) {                           \
+    float result;                                              \
+    asm(instruction " %0, %1;" : "=f"(result) : "f"(x));       \
+    return result;                                             \
+  }
+NNORM_INSTRUCTION(quick_log2, "lg2.approx.ftz.f32")
+NNORM_INSTRUCTION(quick_exp2, "ex2.approx.ftz.f32")
+NNORM_INSTRUCTION(quick_inverse_root, "rsqrt.approx.ftz.f32")
+NNORM_INSTRUCTION(quick_reciprocal, "rcp.approx.ftz.f32")
+#undef NNORM_INSTRUCTION
 NNORM_INLINE float quick_quotient(float a, float b) { return __fdividef(a, b); }
-NNORM_INLINE float quick_inverse_root(float x) {
-  float result;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-NNORM_INLINE float quick_reciprocal(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 #else
 // Tests set these to the greatest documented errors of the instructions.
 inline float quick_log2_error = 0, quick_exp2_error = 0;
@@ -151,8 +142,22 @@ struct QuickLmbda {
   }
 };
 
-// Keeps nvcc from computing with a value before it is selected, once for each element.
-NNORM_INLINE float computed(float value) {
+// λ̂ of any row by ForHalf, called as QuickLmbda.
+struct AnyLmbda {
+  static NNORM_INLINE float add_terms(float g, float& signed_log, float& h_d, float& d_sum, float& curvature) {
+    const float h = g * ln_2;
+    const Log2<float> log = ForHalf::log2_1p(magnitude(h));
+    add_lmbda_terms(h, std::fabs(h), log, signed_log, h_d, d_sum, curvature);
+    return with_sign_of(h, log.fraction);
+  }
+
+  static NNORM_INLINE float from(const float (&sums)[4], float inverse_length, float delta) {
+    return lmbda_of_row(sums, inverse_length, delta);
+  }
+};
+
+// The same value, which nvcc cannot look into: else it computes with it before it is selected, once for each element.
+NNORM_INLINE float opaque(float value) {
 #if defined(__CUDA_ARCH__)
   asm("" : "+f"(value));
 #endif
@@ -173,10 +178,10 @@ struct QuickPsi {
   static NNORM_INLINE QuickPsi from(Exponents<float> eta) {
     return {0.5f * (eta.pos + eta.neg),
             0.5f * (eta.pos - eta.neg),
-            computed(quick_reciprocal(eta.pos)),
-            computed(-quick_reciprocal(eta.neg)),
-            computed(bend(eta.pos)),
-            computed(bend(eta.neg))};
+            opaque(quick_reciprocal(eta.pos)),
+            opaque(-quick_reciprocal(eta.neg)),
+            opaque(bend(eta.pos)),
+            opaque(bend(eta.neg))};
   }
 
   // `log` as QuickLmbda::add_terms() returns it.

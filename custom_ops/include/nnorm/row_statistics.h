@@ -81,16 +81,21 @@ NNORM_INLINE Real result_of(Real h, Log2<Real> log, Branch<Real> pos, Branch<Rea
   return fused(gain * Evaluation::template exp2_m1<bounded>(log, eta), weight, bias);
 }
 
+// λ̂ of a row. `sums` are the members of LmbdaSums, in order; inverse_length is 1/n.
+template <class Real>
+NNORM_INLINE Real lmbda_of_row(const Real (&sums)[4], Real inverse_length, Real delta) {
+  const LmbdaSums<Real> means{sums[0] * inverse_length, sums[1] * inverse_length, sums[2] * inverse_length,
+                              sums[3] * inverse_length};
+  return estimate_lmbda(means, delta);
+}
+
 // The two branches of ψ of a row, from the row's λ̂.
 template <class Evaluation, class Real>
 struct RowBranches {
   Branch<Real> pos, neg;
 
-  // `sums` are the members of LmbdaSums, in order.
   static NNORM_INLINE RowBranches from(const Real (&sums)[4], Real inverse_length, Real delta) {
-    const LmbdaSums<Real> means{sums[0] * inverse_length, sums[1] * inverse_length, sums[2] * inverse_length,
-                                sums[3] * inverse_length};
-    const Exponents<Real> eta = resolve_exponents(estimate_lmbda(means, delta), delta);
+    const Exponents<Real> eta = resolve_exponents(lmbda_of_row(sums, inverse_length, delta), delta);
     return {branch<Evaluation>(eta.pos, Real(1), Real(1)), branch<Evaluation>(eta.neg, Real(1), Real(-1))};
   }
 };

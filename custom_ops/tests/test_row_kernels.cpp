@@ -1,0 +1,61 @@
+// How many blocks and warps compute rows of LayerNormalNorm and GroupNormalNorm on a GPU.
+#include <numeric>
+
+#include "check.h"
+#include "layer_group_normal_norm.cuh"
+
+namespace nnorm_test {
+namespace {
+
+using nnorm::cuda::ClusterShape;
+
+// An H200 was fastest with the shapes for 25, 32 and 64 tiles, or as fast as with another. A multiprocessor holds 16 warps:
+// for 17 tiles, five blocks of 3 warps are more rows than two of 6.
+void test_known_shapes() {
+  const struct {
+    size_t tiles;
+    ClusterShape shape;
+  } expected[] = {{17, {6, 3}}, {25, {5, 5}}, {32, {4, 8}}, {64, {8, 8}}, {65, {8, 9}}, {128, {8, 16}}};
+  for (const auto& [tiles, shape] : expected) {
+    const ClusterShape found = nnorm::cuda::shape_of_cluster(tiles);
+    CHECK(found.blocks == shape.blocks && found.warps == shape.warps, "%zu tiles: %u blocks of %u warps", tiles, found.blocks,
+          found.warps);
+  }
+}
+
+void test_shapes_hold_the_row() {
+  for (size_t tiles = nnorm::row_chains + 1; tiles <= nnorm::cuda::tiles_of_cluster; ++tiles) {
+    const auto [blocks, warps] = nnorm::cuda::shape_of_cluster(tiles);
+    const unsigned most = tiles <= 64 ? 8 : unsigned(nnorm::row_chains);
+    CHECK(blocks >= 2 && blocks <= nnorm::cuda::most_blocks_of_cluster && warps <= most && blocks * warps >= tiles &&
+              (blocks - 1) * warps < tiles,
+          "%zu tiles: %u blocks of %u warps", tiles, blocks, warps);
+  }
+}
+
+// A team keeps its table from row to row if there are enough teams for all rows of the period.
+void test_blocks_with_tables() {
+  for (const size_t rows : {1, 7, 100, 5000})
+    for (const size_t period : {1, 3, 32, 1000})
+      for (const size_t teams : {1, 4})
+        for (const unsigned most : {1u, 8u, 528u}) {
+          nnorm::cuda::Rows<float> work{nullptr, nullptr, nullptr, nullptr, rows, period, 1, 1, nnorm::cuda::Divisor(1), false, false,
+                                        0, 0, 1, 1, 1};
+          const unsigned blocks = nnorm::cuda::blocks_with_tables(work, teams, most);
+          const bool one_row = blocks * teams >= rows, kept = blocks * teams % period == 0;
+          const bool few = most < period / std::gcd(period, teams);
+          CHECK(blocks >= 1 && blocks <= most && (one_row || kept || few), "%zu rows, period %zu, %zu teams, %u blocks: %u", rows,
+                period, teams, most, blocks);
+        }
+}
+
+}  // namespace
+}  // namespace nnorm_test
+
+int main() {
+  using namespace nnorm_test;
+  test_known_shapes();
+  test_shapes_hold_the_row();
+  test_blocks_with_tables();
+  return finish();
+}
