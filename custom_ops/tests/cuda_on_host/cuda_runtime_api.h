@@ -21,7 +21,7 @@ namespace cuda_on_host {
 // A small GPU, so that the kernels' loops over work that does not fit run too; tests may change it.
 inline int multiprocessors = 1, shared_memory = 100 << 10;
 inline unsigned clusters = 2;  // that run at once; 0: the GPU has none
-inline unsigned long launches_of_clusters = 0;
+inline bool have_clusters_run = false;
 }  // namespace cuda_on_host
 
 inline cudaError_t cudaGetDevice(int* device) {
