@@ -2,6 +2,7 @@
 // order, for any division into parts. The layout of the tensors changes no bit. Tensors are exactly as long as the kernels may
 // read and write (`make test-sanitizers`).
 // tests/layers/test_fused.py compares the results with PyTorch's.
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -168,6 +169,48 @@ void test_side_by_side(uint64_t sets, uint64_t length, const nnorm::TrainingProb
     }
 }
 
+// The four words of a counter by Philox4x32-10, as its authors write it.
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t of_first = uint64_t(counter[0]) * 0xD2511F53u, of_third = uint64_t(counter[2]) * 0xCD9E8D57u;
+    counter = {uint32_t(of_third >> 32) ^ counter[1] ^ key[0], uint32_t(of_third),
+               uint32_t(of_first >> 32) ^ counter[3] ^ key[1], uint32_t(of_first)};
+    key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
+  }
+  return counter;
+}
+
+// The answers that the authors of Philox publish (Random123, kat_vectors).
+void test_philox() {
+  using Words = std::array<uint32_t, 4>;
+  CHECK((philox({0, 0, 0, 0}, {0, 0}) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}), "zeros");
+  CHECK((philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}) == Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}), "ones");
+  CHECK((philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+         Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}),
+        "digits of π");
+}
+
+// The noise is Box and Muller's transform of Philox's words: counter i gives elements i, i + 256, i + 512, i + 768 of a tile.
+void test_noise(const nnorm::TrainingProblem& settings) {
+  constexpr uint64_t tile = 1024, quarter = tile / 4;
+  const Shape shape = {3, 1, 2500, 1, 1};
+  for (size_t number = 0; const char* name = nnorm_training_instruction_set(number); ++number) {
+    const std::vector<float> noise = run<float>(number, shape, settings, 1).noise;
+    double apart = 0;
+    for (size_t i = 0; i < noise.size(); ++i) {
+      const uint64_t set = i / 2500, element = i % 2500, in_tile = element % tile;
+      const uint32_t counter = uint32_t(element / tile * quarter + in_tile % quarter);
+      const auto words = philox({counter, 0, uint32_t(set), 0}, {uint32_t(settings.seed), uint32_t(settings.seed >> 32)});
+      const size_t in_counter = in_tile / quarter, pair = in_counter / 2 * 2;
+      const double u = float((double(words[pair] >> 8) + 0.5) * 0x1p-24);
+      const double angle = double(words[pair + 1]) * 0x1p-32 * 2 * std::acos(-1.0);
+      const double z = std::sqrt(-2 * std::log(u)) * (in_counter % 2 == 0 ? std::cos(angle) : std::sin(angle));
+      apart = std::fmax(apart, std::fabs(double(noise[i]) - z));
+    }
+    CHECK(apart <= 1e-6, "%s: the noise is %g from Box and Muller's", name, apart);
+  }
+}
+
 void test_memory() {
   nnorm::TrainingProblem problem{};
   problem.sets = problem.parts = problem.segments = 1;
@@ -209,6 +252,8 @@ int main() {
       test_side_by_side<double>(sets, length, gradient_step);
     }
   test_side_by_side<float>(3, 16390, reference);
+  test_philox();
+  test_noise(reference);
   test_memory();
   return nnorm_test::finish();
 }

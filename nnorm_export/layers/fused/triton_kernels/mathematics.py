@@ -135,26 +135,27 @@ def slopes(h, eta_pos, eta_neg, lmbda_pos, lmbda_neg, by_h_d, by_signed_log, by_
 
 
 @triton.jit
-def _sine_of_turns(v):
-    """sin(2πv) for |v| ≤ ½, to 3e-7."""
-    folded = tl.where(tl.abs(v) > 0.25, tl.where(v < 0, -0.5, 0.5) - v, v)
-    x = folded * 6.28318531
-    x2 = x * x
-    total = x2 * -2.50521084e-8 + 2.75573192e-6
-    total = total * x2 + -1.98412698e-4
-    total = total * x2 + 8.33333333e-3
-    total = total * x2 + -1.66666667e-1
-    return total * x2 * x + x
+def _on_circle(word):
+    """cos(2πv) and sin(2πv) for v = word/2^32, to 1.5e-7."""
+    quarter = word + 0x20000000  # whose upper bits number the quarter turn
+    rest = (word << 2).to(tl.int32, bitcast=True).to(tl.float32) * 3.6572953e-10  # 2π/2^34
+    r2 = rest * rest
+    sine = ((r2 * 2.75573192e-6 + -1.98412698e-4) * r2 + 8.33333333e-3) * r2 + -1.66666667e-1
+    sine = sine * r2 * rest + rest
+    cosine = (((r2 * 2.48015873e-5 + -1.38888889e-3) * r2 + 4.16666667e-2) * r2 + -0.5) * r2 + 1.0
+    is_odd = (quarter & 0x40000000) != 0
+    x, y = tl.where(is_odd, sine, cosine), tl.where(is_odd, cosine, sine)
+    return tl.where(((quarter + 0x40000000) >> 31) != 0, -x, x), tl.where((quarter >> 31) != 0, -y, y)
 
 
 @triton.jit
 def _normal_pair(word, other):
-    """Two standard normal numbers from two words (Box and Muller): u in (0, 1], v in [−½, ½) with 24 bits each."""
+    """Two standard normal numbers of two words (Box and Muller): u in (0, 1] with 24 bits, v in [0, 1) with 32."""
     u = (word >> 8).to(tl.int32).to(tl.float32) * 2.0**-24 + 2.0**-25
-    v = (other >> 8).to(tl.int32).to(tl.float32) * 2.0**-24 - 0.5
     integer, fraction = log2_of(u)
     radius = tl.sqrt((integer + fraction) * -1.38629436)  # −2·ln 2
-    return radius * _sine_of_turns(tl.where(v < 0.25, v + 0.25, v - 0.75)), radius * _sine_of_turns(v)
+    x, y = _on_circle(other)
+    return radius * x, radius * y
 
 
 @triton.jit
