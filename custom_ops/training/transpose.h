@@ -52,7 +52,9 @@ template <Direction direction, class Tensor, class Array>
 void copy_strip(Tensor* tensor, size_t between, Array* arrays, size_t stride, size_t length, size_t count) {
   using Real = std::remove_const_t<Tensor>;
   constexpr size_t width = 16 / sizeof(Real);
-  constexpr size_t ahead = 64;  // elements. Processors fetch neighboring lines ahead, but these lie apart, often in other pages
+  // Processors fetch neighboring lines ahead, but these lie apart, often in other pages. They are fetched to the second cache,
+  // because lines that are a power of 2 apart share a few sets of the first.
+  constexpr size_t ahead = 64;  // elements
   const auto copy_element = [&](size_t at, size_t set) NNORM_INLINED {
     if constexpr (direction == Direction::to_arrays)
       arrays[set * stride + at] = tensor[at * between + set];
@@ -63,7 +65,7 @@ void copy_strip(Tensor* tensor, size_t between, Array* arrays, size_t stride, si
   for (; at + width <= length; at += width) {
     if (at + ahead + width <= length)
       NNORM_UNROLL for (size_t i = 0; i < width; ++i)
-          __builtin_prefetch(tensor + (at + ahead + i) * between, direction == Direction::from_arrays);
+          __builtin_prefetch(tensor + (at + ahead + i) * between, direction == Direction::from_arrays, 2);
     size_t set = 0;
     for (; set + width <= count; set += width) {
       Tensor* const of_tensor = tensor + at * between + set;
