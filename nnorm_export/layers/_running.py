@@ -124,8 +124,7 @@ class RunningStatistics(Normalization):
         buffer: Tensor = getattr(self, name)
         batch_value = batch_value.reshape(buffer.shape)
         # A tensor, because reading the count as a Python number would break the graph of torch.compile.
-        counted = self.num_batches_tracked.to(batch_value.dtype)
-        factor = 1.0 / counted if self.momentum is None else self.momentum
+        factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(batch_value.dtype)
         buffer.copy_(factor * batch_value + (1.0 - factor) * buffer.to(batch_value.dtype))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -150,7 +150,7 @@ def test_the_layout_changes_no_bit(layout: str, of_gradient: str, shape: tuple[i
     results = []
     for of_x, gradient in ((reference, upstream.movedim(1, 0)), (other, LAYOUTS[of_gradient](upstream))):
         torch.manual_seed(3)
-        y, statistics, seed = operator._forward(of_x, weight, bias, *settings)
+        y, statistics, seed = operator._forward(of_x, weight, bias, *settings.lists)
         gradients = torch.autograd.grad(y, (of_x, weight, bias), gradient.reshape(y.shape))
         results.append((y, gradients[0], operator.noise_of(of_x.detach(), settings, seed), statistics, *gradients[1:]))
     for expected, found in zip(*results, strict=True):

@@ -112,12 +112,11 @@ def test_compiled_training_keeps_sizes_dynamic(name: str, axes: tuple[int, ...])
 def test_pytorch_accepts_the_operators(case: str) -> None:
     shape, settings = CASES[case]
     inputs = inputs_of(shape, settings, torch.float32)
-    y, statistics, seed = operator._forward(*inputs, *settings)
-    torch.library.opcheck(operator._forward, (*inputs, *settings))
+    y, statistics, seed = operator._forward(*inputs, *settings.lists)
+    torch.library.opcheck(operator._forward, (*inputs, *settings.lists))
     backward = (torch.randn_like(y, requires_grad=True), *inputs[:2], statistics, seed)
-    numbers = [float(value) for value in settings[operator._SIZES :]]
-    torch.library.opcheck(operator._backward, (*backward, settings[: operator._SIZES], numbers))
-    torch.library.opcheck(operator._noise, (y.detach(), seed, settings[: operator._SIZES]))
+    torch.library.opcheck(operator._backward, (*backward, *settings.lists))
+    torch.library.opcheck(operator._noise, (y.detach(), seed, settings.lists[0]))
 
 
 @pytest.mark.parametrize("name", ["batch2d", "layer", "group", "instance"])

@@ -58,7 +58,7 @@ NETWORK: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
 def by_both(inputs: tuple[Tensor, ...], settings: Settings) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """y and the gradients of the inputs, by the operator and by the formulas with the same noise."""
     torch.manual_seed(1)  # of the noise
-    y, _, seed = operator._forward(*inputs, *settings)
+    y, _, seed = operator._forward(*inputs, *settings.lists)
     expected = by_formulas(*inputs, settings, operator.noise_of(inputs[0].detach(), settings, seed))
     upstream = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().to(y).reshape(y.shape)
     return (y, *torch.autograd.grad(y, inputs, upstream)), (expected, *torch.autograd.grad(expected, inputs, upstream))

@@ -21,11 +21,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from nnorm_export.layers.fused import cpu, gpu
 from nnorm_export.layers.fused.formulas import by_formulas
-from nnorm_export.layers.fused.settings import HALVES, STATISTICS, Settings, arithmetic_of, sets_of, weights_of
+from nnorm_export.layers.fused.settings import (
+    HALVES,
+    STATISTICS,
+    Settings,
+    arithmetic_of,
+    sets_of,
+    settings_of,
+    settings_of_sizes,
+    weights_of,
+)
 from nnorm_export.layers.fused.trial import passes_trial
 
 _GREATEST_SEED = 2**63 - 1
-_SIZES = 3  # the settings that are sizes
 _TENSORS = (Tensor, nn.Parameter, FakeTensor)
 _DTYPES = (torch.float32, torch.float64, *HALVES)
 # PyTorch 2.6 does not tell whether it exports, and has no tags here: its compiled graphs have the formulas' operators.
@@ -74,29 +82,21 @@ def _forward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    length: int,
-    period: int,
-    run: int,
-    eps: float,
-    delta: float,
-    order: int,
-    alpha: float,
-    standardize: bool,
-    least: float,
-    greatest: float,
-    noise: float,
-    deviation: bool,
+    sizes: Sequence[int],
+    numbers: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    settings = Settings(length, period, run, eps, delta, order, alpha, standardize, least, greatest, noise, deviation)
+    settings = settings_of(sizes, numbers)
     _require_parameters(x, (weight, bias), weights_of(x, settings))
-    seed = torch.randint(_GREATEST_SEED, (), device=x.device) if noise else x.new_zeros((), dtype=torch.int64)
+    seed = torch.randint(_GREATEST_SEED, (), device=x.device) if settings.noise else x.new_zeros((), dtype=torch.int64)
     y, statistics = KERNELS[x.device.type].forward(x, weight, bias, seed, settings)
     return y, statistics, seed
 
 
 @_forward.register_fake
-def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
-    settings = Settings._make(arguments)
+def _(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, sizes: Sequence[int], _: Sequence[float]
+) -> tuple[Tensor, ...]:
+    settings = settings_of_sizes(sizes)
     _require_parameters(x, (weight, bias), weights_of(x, settings))
     statistics = x.new_empty((STATISTICS, sets_of(x, settings)), dtype=arithmetic_of(x.dtype))
     return torch.empty_like(x), statistics, x.new_empty((), dtype=torch.int64)
@@ -110,9 +110,9 @@ def _backward(
     statistics: Tensor,
     seed: Tensor,
     sizes: Sequence[int],
-    settings: Sequence[float],
+    numbers: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of = _settings(sizes, settings)
+    of = settings_of(sizes, numbers)
     _require_parameters(x, (weight,), weights_of(x, of))
     of_x, of_weight, of_bias = KERNELS[x.device.type].backward(gradient, x, weight, statistics, seed, of)
     return of_x, of_weight, of_bias
@@ -121,33 +121,22 @@ def _backward(
 @_backward.register_fake
 def _(gradient: Tensor, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     _, statistics, _, sizes, _ = others
-    weights = weights_of(x, _of_sizes(sizes))
+    weights = weights_of(x, settings_of_sizes(sizes))
     return torch.empty_like(x), statistics.new_empty(weights), statistics.new_empty(weights)
-
-
-def _settings(sizes: Sequence[int], numbers: Sequence[float]) -> Settings:
-    """The settings from the lists that the operator of the backward pass takes."""
-    types = (type(value) for value in Settings(0, 0, 0, 0.0, 0.0)[_SIZES:])
-    return Settings._make([*sizes, *(of(number) for of, number in zip(types, numbers, strict=True))])
-
-
-def _of_sizes(sizes: Sequence[int], noise: float = 0.0) -> Settings:
-    length, period, run = sizes
-    return Settings(length, period, run, 0.0, 0.0, noise=noise)
 
 
 def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
     """z, as the kernels add it to ψ(h) of ``x``; None without noise."""
     if settings.noise == 0:
         return None
-    z: Tensor = _noise(x, seed, settings[:_SIZES])
+    z: Tensor = _noise(x, seed, settings.lists[0])
     return z
 
 
 @torch.library.custom_op("nnorm_export::normal_norm_noise", mutates_args=())
 def _noise(x: Tensor, seed: Tensor, sizes: Sequence[int]) -> Tensor:
     """An operator, because second derivatives are traced too."""
-    z: Tensor = KERNELS[x.device.type].noise(x, seed, _of_sizes(sizes, noise=1.0))
+    z: Tensor = KERNELS[x.device.type].noise(x, seed, settings_of_sizes(sizes, noise=1.0))
     return z
 
 
@@ -157,29 +146,27 @@ def _(x: Tensor, seed: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, *settings = inputs
+    x, weight, bias, ctx.sizes, ctx.numbers = inputs
     _, statistics, seed = output
     ctx.save_for_backward(x, weight, statistics, seed)
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.bias_shape = None if bias is None else bias.shape
-    ctx.sizes = settings[:_SIZES]  # may be symbols of torch.compile
-    ctx.settings = [float(value) for value in settings[_SIZES:]]
     ctx.mark_non_differentiable(statistics, seed)
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, statistics, seed = ctx.saved_tensors
-    of_x, of_weight, of_bias = _backward(gradient, x, weight, statistics, seed, ctx.sizes, ctx.settings)
+    of_x, of_weight, of_bias = _backward(gradient, x, weight, statistics, seed, ctx.sizes, ctx.numbers)
     shaped_weight = None if weight is None else of_weight.reshape(weight.shape).to(weight.dtype)
     shaped_bias = None if ctx.bias_shape is None else of_bias.reshape(ctx.bias_shape).to(ctx.bias_dtype)
-    return of_x, shaped_weight, shaped_bias, *([None] * len(Settings._fields))
+    return of_x, shaped_weight, shaped_bias, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    gradient, x, weight, _, seed, ctx.sizes, ctx.settings = inputs
+    gradient, x, weight, _, seed, ctx.sizes, ctx.numbers = inputs
     ctx.save_for_backward(gradient, x, weight, seed)
 
 
@@ -192,7 +179,7 @@ def _differentiate_twice(ctx: Any, *of_gradients: Tensor) -> tuple[Tensor | None
     gradient, x, weight = tensors
     assert gradient is not None
     assert x is not None
-    of = _settings(ctx.sizes, ctx.settings)
+    of = settings_of(ctx.sizes, ctx.numbers)
     with torch.enable_grad():
         ones = weight if weight is not None else x.new_ones(weights_of(x, of))
         zeros = torch.zeros_like(ones, requires_grad=True)
@@ -215,5 +202,5 @@ _backward.register_autograd(_differentiate_twice, setup_context=_save_backward)
 
 def normal_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, settings: Settings) -> tuple[Tensor, Tensor]:
     """Returns y and the statistics of the sample sets; :mod:`.settings` names the rows of these."""
-    y, statistics, _ = _forward(x, weight, bias, *settings)
+    y, statistics, _ = _forward(x, weight, bias, *settings.lists)
     return y, statistics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ MEAN, INVERSE, CORRECTION, EXACT_MEAN, VARIANCE, LMBDA, DEVIATION, BY_H_D, BY_SI
 
 
 class Settings(NamedTuple):
-    """The arguments of the operator after x, weight and bias.
+    """What the operator computes.
 
     Attributes:
         length: the number n of elements of a sample set, which is a row; 0 if the channels of axis 1 are the sets.
@@ -48,12 +49,31 @@ class Settings(NamedTuple):
     deviation: bool = False
 
     @property
+    def lists(self) -> tuple[Sequence[int], list[float]]:
+        """The sizes, and the rest: what the operators take, because each argument takes PyTorch about 4 µs."""
+        return (self.length, self.period, self.run), [float(number) for number in self[_SIZES:]]
+
+    @property
     def lmbda_range(self) -> tuple[float, float] | None:
         return (self.least, self.greatest) if math.isfinite(self.least) else None
 
     @property
     def needs_deviation(self) -> bool:
         return self.deviation or self.noise != 0
+
+
+_SIZES = 3  # length, period and run
+_TYPES = [type(value) for value in Settings(0, 0, 0, 0.0, 0.0)]
+
+
+def settings_of(sizes: Sequence[int], numbers: Sequence[float]) -> Settings:
+    """The settings from their lists; the sizes may be symbols of torch.compile."""
+    return Settings._make([*sizes, *(of(number) for of, number in zip(_TYPES[_SIZES:], numbers, strict=True))])
+
+
+def settings_of_sizes(sizes: Sequence[int], noise: float = 0.0) -> Settings:
+    length, period, run = sizes
+    return Settings(length, period, run, 0.0, 0.0, noise=noise)
 
 
 def weights_of(x: Tensor, settings: Settings) -> int:
