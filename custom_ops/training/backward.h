@@ -149,9 +149,12 @@ void backward_of_set(const SampleSet<Real>& set, uint64_t part, TrainingBuffers<
 
   GradientSums sums;
   const auto compute_tile = [&](size_t at, size_t n, auto needs) NNORM_INLINED {
-    GradientTile<Real> tile{set.read(problem.x, at, n, buffers.x),  set.read(problem.gradient, at, n, buffers.gradient),
-                            buffers.psi,                            nullptr,
-                            buffers.first + set.place(at),          buffers.second,
+    GradientTile<Real> tile{set.read(problem.x, at, n, buffers.x + set.place(at)),
+                            set.read(problem.gradient, at, n, buffers.gradient),
+                            buffers.psi,
+                            nullptr,
+                            buffers.first + set.place(at),
+                            buffers.second,
                             buffers.third + set.place(at)};
     const Real one = 1, zero = 0;
     logarithms(tile.x, n, slopes.standardize, tile.by_h, tile.fraction);
@@ -177,7 +180,7 @@ void backward_of_set(const SampleSet<Real>& set, uint64_t part, TrainingBuffers<
   const Real mean = problem.standardizes ? Real((sums.direct + share * sums.own) / length) : Real(0);
   const Real mean_h = problem.standardizes ? Real((sums.direct_h + share * sums.own_h) / length) : Real(0);
   set.for_each_tile([&](size_t at, size_t n) {
-    const Real* x = set.is_kept ? set.read(problem.x, at, n, buffers.x)
+    const Real* x = set.is_kept ? set.read_again(problem.x, at, n, buffers.x + set.place(at))
                                 : compute_tile(at, n, std::integral_constant<Needs, Needs::slopes>());
     const Real *by_h = buffers.first + set.place(at), *own = buffers.third + set.place(at);
     Real* target = set.target(problem.gradient_x, at, n, buffers.y);

@@ -103,10 +103,14 @@ void forward_of_set(const SampleSet<Real>& set, TrainingBuffers<Real>& buffers) 
   const TrainingProblem& problem = set.problem;
   const Statistics<Real> statistics(problem, set.number);
   const Real inverse_length = Real(1) / Real(set.length);
-  const auto read_x = [&](size_t at, size_t n) { return set.read(problem.x, at, n, buffers.x); };
+  const auto read_x = [&](size_t at, size_t n) { return set.read_again(problem.x, at, n, buffers.x + set.place(at)); };
+  const auto read_y = [&](size_t at, size_t n) { return set.read_again(problem.y, at, n, buffers.y + set.place(at)); };
+  const auto write_y = [&](size_t at, size_t n) { set.write(problem.y, at, n, buffers.y + set.place(at)); };
 
   Real of_x[1], of_moments[2], of_lmbda[4], of_psi[1] = {};
-  sum_set(set, of_x, [&](size_t at, size_t n, Real(&sums)[1]) NNORM_INLINED { sum(read_x(at, n), n, sums); });
+  sum_set(set, of_x, [&](size_t at, size_t n, Real(&sums)[1]) NNORM_INLINED {
+    sum(set.read(problem.x, at, n, buffers.x + set.place(at)), n, sums);
+  });
   const Real mean = of_x[0] / Real(set.length);
   sum_set(set, of_moments,
           [&](size_t at, size_t n, Real(&sums)[2]) NNORM_INLINED { moments(read_x(at, n), n, mean, sums); });
@@ -123,33 +127,34 @@ void forward_of_set(const SampleSet<Real>& set, TrainingBuffers<Real>& buffers) 
   const RowBranches<Accurate, Real> psi = statistics.branches(problem);
 
   // ψ(h), in y until s̄ is known.
+  const bool is_finished = problem.noise == 0 && problem.weight == nullptr && problem.bias == nullptr;
   const Real one = 1, zero = 0;
   sum_set(set, of_psi, [&](size_t at, size_t n, Real(&sums)[1]) NNORM_INLINED {
     Real *integer = buffers.first + set.place(at), *fraction = buffers.second + set.place(at);
     const Real* x = read_x(at, n);
     if (!set.is_kept) logarithms(x, n, standardize, integer, fraction);
-    Real* y = set.target(problem.y, at, n, buffers.y);
+    Real* y = set.target(problem.y, at, n, buffers.y + set.place(at));
     powers<true>(x, y, n, standardize, integer, fraction, psi.pos, psi.neg, &one, &zero);
     sums[0] = 0;
     if (problem.computes_deviation) sum(static_cast<const Real*>(y), n, sums);
-    set.write(problem.y, at, n, buffers.y);
+    if (is_finished || !set.is_kept) write_y(at, n);
   });
   Real deviation[1] = {};
   if (problem.computes_deviation) {
     const Real mean_of_psi = of_psi[0] * inverse_length;
     sum_set(set, deviation, [&](size_t at, size_t n, Real(&sums)[1]) NNORM_INLINED {
-      const Real* y = set.read(problem.y, at, n, buffers.y);
+      const Real* y = read_y(at, n);
       sum_of_tile(n, sums, [y, mean_of_psi](size_t i, bool exists, size_t l, auto& lane) {
         lane[0][l] += exists ? std::fabs(y[i] - mean_of_psi) : Real(0);
       });
     });
   }
   statistics[Statistic::deviation] = deviation[0] * inverse_length;
-  if (problem.noise == 0 && problem.weight == nullptr && problem.bias == nullptr) return;
+  if (is_finished) return;
 
   const Real scale = Real(problem.noise) * statistics[Statistic::deviation];
   set.for_each_tile([&](size_t at, size_t n) {
-    Real* y = const_cast<Real*>(set.read(problem.y, at, n, buffers.y));
+    Real* y = const_cast<Real*>(read_y(at, n));
     if (problem.noise != 0) {
       noise_of_tile(problem.seed, set.number, at, n, buffers.noise);
       add_noise(buffers.noise, scale, n, y);
@@ -162,7 +167,7 @@ void forward_of_set(const SampleSet<Real>& set, TrainingBuffers<Real>& buffers) 
       else
         finish<true>(y + i, weight, bias, size);
     });
-    set.write(problem.y, at, n, buffers.y);
+    write_y(at, n);
   });
 }
 

@@ -11,8 +11,8 @@ constexpr size_t kept_elements = 16384;  // of a set of this length, results are
 
 template <class Real>
 struct alignas(64) TrainingBuffers {
-  Real x[row_tile], gradient[row_tile], noise[row_tile], y[row_tile], psi[row_tile];
-  Real first[kept_elements], second[kept_elements], third[kept_elements];
+  Real gradient[row_tile], noise[row_tile], psi[row_tile];
+  Real x[kept_elements], y[kept_elements], first[kept_elements], second[kept_elements], third[kept_elements];
 };
 
 // Set number `number` of a problem, at place number `row` of the tensors.
@@ -37,6 +37,11 @@ class SampleSet {
     if (from == nullptr || is_array(position, n)) return from == nullptr ? nullptr : from + offset(position);
     for_each_run(position, n, [&](size_t at, size_t i, size_t size) { std::memcpy(buffer + i, from + at, size * sizeof(Real)); });
     return buffer;
+  }
+
+  // The same for a tile that is in `buffer` already if the set is kept and the tile lies in several segments.
+  const Real* read_again(const void* tensor, size_t position, size_t n, Real* buffer) const {
+    return is_kept && !is_array(position, n) ? buffer : read(tensor, position, n, buffer);
   }
 
   // Where the numbers of a tile must be before write() is called.
