@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -13,7 +14,8 @@
 
 extern "C" const char* nnorm_training_instruction_set(size_t index);
 extern "C" int nnorm_training_run(size_t instruction_set, int is_double, int what, const nnorm::TrainingProblem* problem,
-                                  uint64_t first, uint64_t end);
+                                  uint64_t first, uint64_t end, unsigned threads,
+                                  void (*team)(void (*)(void*), void*, unsigned, unsigned));
 
 extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
   return "allocator_may_return_null=1";  // for test_memory()
@@ -22,6 +24,14 @@ extern "C" __attribute__((visibility("default"))) const char* __asan_default_opt
 namespace {
 
 using nnorm::Statistic;
+
+// A team, as OpenMP has them.
+void with_threads(void (*work)(void*), void* data, unsigned threads, unsigned) {
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(work, data);
+  work(data);
+  for (std::thread& other : others) other.join();
+}
 
 // Where a problem's sets are, and how they share weights. A run of 0 is the whole set.
 struct Shape {
@@ -96,9 +106,9 @@ Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::Train
   problem.parts = parts;
   for (int what = 0; what < 2; ++what)
     for (uint64_t part = parts; part-- > 0;)
-      CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, what, &problem, part, part + 1) == 0, "pass %d", what);
+      CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, what, &problem, part, part + 1, 1, nullptr) == 0, "pass %d", what);
   problem.y = results.noise.data();
-  CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, 2, &problem, 0, parts) == 0, "noise");
+  CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, 2, &problem, 0, parts, 3, with_threads) == 0, "noise");
   if (side_by_side)
     for (auto* tensor : {&results.y, &results.gradient_x, &results.noise}) *tensor = transposed(*tensor, length, shape.sets);
   return results;
@@ -216,7 +226,7 @@ void test_memory() {
   problem.sets = problem.parts = problem.segments = 1;
   problem.segment_length = problem.run = uint64_t(1) << 60;
   problem.element_stride = 2;
-  CHECK(nnorm_training_run(0, 0, 0, &problem, 0, 1) == 1, "arrays of %lu elements", (unsigned long)problem.length());
+  CHECK(nnorm_training_run(0, 0, 0, &problem, 0, 1, 1, nullptr) == 1, "arrays of %lu elements", (unsigned long)problem.length());
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -41,12 +43,62 @@ def test_an_interrupted_pass_ends_its_threads_first(
         ended.append(True)
         return 0
 
+    monkeypatch.setattr(library, "team_of_pytorch", lambda: None)
     monkeypatch.setattr(library, "_library", lambda: SimpleNamespace(nnorm_training_run=part))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     problem = library.Problem(sets=64, segments=1, segment_length=1024, parts=16)
     with pytest.raises(error):
         library.run(problem, torch.float32, library.Pass.FORWARD)
     assert ended == [True]  # the part that it had begun, and no other
+
+
+@pytest.mark.parametrize("has_team", [True, False])
+def test_a_pass_runs_in_the_threads_of_pytorch(has_team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    team, asked = library.team_of_pytorch(), []
+    if team is None:
+        pytest.skip("this PyTorch has no OpenMP with GOMP_parallel: a pool of the package has the threads")
+    work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+    @work
+    def counted(function: int, data: int, threads: int, flags: int) -> None:
+        asked.append(threads)
+        work(team)(function, data, threads, flags)
+
+    address = ctypes.cast(counted, ctypes.c_void_p).value
+    monkeypatch.setattr(library, "team_of_pytorch", lambda: address if has_team else None)
+    layer, x = layers.BatchNormalNorm2d(70), torch.randn(4, 70, 16, 16)
+    results, threads = [], torch.get_num_threads()
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            torch.manual_seed(1)
+            results.append(layer(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert asked == ([3] if has_team else [])
+    assert torch.equal(*results)
+
+
+FORKED = """
+import os, signal
+import torch
+from nnorm_export import layers
+torch.set_num_threads(2)
+layer, x = layers.LayerNormalNorm(64), torch.randn(1024, 64)
+torch.manual_seed(1)
+expected = layer(x).detach().numpy().tobytes()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # ends a child that waits for threads that it does not have, as PyTorch's own operators do
+    torch.manual_seed(1)
+    os._exit(0 if layer(x).detach().numpy().tobytes() == expected else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_process_that_is_forked_after_a_pass_has_threads_too() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True)
 
 
 @pytest.mark.parametrize("transform", ["jvp", "vmap", "grad"])

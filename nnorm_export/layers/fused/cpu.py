@@ -98,7 +98,8 @@ def _parameter(value: Tensor | None, like: Tensor) -> Tensor | None:
 def _layout(x: Tensor, settings: Settings) -> _Layout:
     n, sets = settings.length, sets_of(x, settings)
     if n:
-        return _Layout(sets, 1, n, n, 0, 1, settings.period, settings.run, min(sets, library.MOST_PARTS))
+        parts = min(sets, library.MOST_PARTS_WITH_SHARED_WEIGHTS)
+        return _Layout(sets, 1, n, n, 0, 1, settings.period, settings.run, parts)
     samples, extent = x.shape[0], math.prod(x.shape[2:])
     length = samples * extent
     if has_channels_last(x):

@@ -19,7 +19,8 @@ from torch import Tensor
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.library import OVERRIDE, WITHOUT, find_training_library
 
-MOST_PARTS = 16  # of a problem. Gradients of shared weights are summed within each part, then over the parts, in order
+MOST_PARTS = 64  # of a problem, and so the most threads
+MOST_PARTS_WITH_SHARED_WEIGHTS = 16  # their gradients are summed within each part, then over the parts, in order
 _ELEMENTS_FOR_THREADS = 32768  # of a smaller problem, handing parts to threads costs more than it saves
 
 
@@ -56,6 +57,7 @@ def _library() -> ctypes.CDLL | None:
     library.nnorm_training_run.argtypes = (
         *(ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
         *(ctypes.POINTER(Problem), ctypes.c_uint64, ctypes.c_uint64),
+        *(ctypes.c_uint, ctypes.c_void_p),
     )
     # A library of another version beside this package reads another problem.
     return library if library.nnorm_training_problem_size() == ctypes.sizeof(Problem) else None
@@ -89,14 +91,15 @@ def run(problem: Problem, dtype: torch.dtype, which: Pass) -> None:
     assert library is not None
     is_double = dtype == torch.float64
 
-    def compute(first: int, end: int) -> None:
-        if library.nnorm_training_run(_chosen, is_double, which, problem, first, end) != 0:
+    def compute(first: int, end: int, threads: int = 1, team: int | None = None) -> None:
+        if library.nnorm_training_run(_chosen, is_double, which, problem, first, end, threads, team) != 0:
             raise MemoryError("a training kernel of nnorm_export found no memory for its buffers")
 
     is_small = problem.sets * problem.segments * problem.segment_length < _ELEMENTS_FOR_THREADS
     threads = 1 if is_small else min(torch.get_num_threads(), problem.parts)
-    if threads == 1:
-        compute(0, problem.parts)
+    team = team_of_pytorch() if threads > 1 else None
+    if threads == 1 or team is not None:
+        compute(0, problem.parts, threads, team)
         return
     numbers = iter(range(problem.parts))  # the threads take the parts in turn
 
@@ -116,9 +119,34 @@ def run(problem: Problem, dtype: torch.dtype, which: Pass) -> None:
 
 
 @cache
+def team_of_pytorch() -> int | None:
+    """GOMP_parallel of PyTorch's OpenMP, which runs a function in its threads; None if PyTorch has another library.
+
+    Those threads wait for their next work without sleeping, so that others would share the processor's cores with them.
+    """
+    if _is_forked or not torch._C.has_openmp:
+        return None
+    try:  # in the libraries that PyTorch's own one needs
+        return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None
+
+
+@cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads - 1, thread_name_prefix="nnorm_export")
 
 
+_is_forked = False
+
+
+def _forget_threads() -> None:
+    """Threads do not survive a fork, and OpenMP would wait for its own."""
+    global _is_forked  # noqa: PLW0603 - it is true from here on
+    _is_forked = True
+    team_of_pytorch.cache_clear()
+    _pool.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_forget_threads)
