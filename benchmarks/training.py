@@ -8,7 +8,8 @@ A step of a layer is forward and backward; a step of a network has SGD with mome
     ours      the fused operator
     formulas  the same layers by PyTorch's elementwise operators, as on machines without the kernels
 
-Memory is that of the tensors that one forward pass keeps for the backward pass, each storage counted once.
+Memory is that of the tensors that one forward pass keeps for the backward pass, each storage counted once. Rows of
+models that `torch.compile` makes have no memory, and no formulas, whose compilation takes more than five minutes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from nnorm_export.runtimes.processor import processor
 
 RESULTS = Path(__file__).parents[1] / "results" / "training.md"
 LAST = torch.channels_last
+NAMES = ("twin", "ours", "formulas")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Row:
     ours: Callable[[], nn.Module]
     inputs: Callable[[], Tensor]
     is_network: bool = False
+    is_compiled: bool = False
 
 
 ROWS = (
@@ -62,6 +65,10 @@ ROWS = (
         lambda: torch.randn(16, 3, 32, 32), True),
     Row("ViT, batch 16", lambda: VisionTransformer(nn.LayerNorm), lambda: VisionTransformer(LayerNormalNorm),
         lambda: torch.randn(16, 3, 32, 32), True),
+    Row("ResNet18, batch 16, compiled", lambda: ResNet(nn.BatchNorm2d), lambda: ResNet(BatchNormalNorm2d),
+        lambda: torch.randn(16, 3, 32, 32), True, True),
+    Row("ViT, batch 16, compiled", lambda: VisionTransformer(nn.LayerNorm), lambda: VisionTransformer(LayerNormalNorm),
+        lambda: torch.randn(16, 3, 32, 32), True, True),
 )  # fmt: skip
 
 
@@ -83,9 +90,10 @@ def step_of(row: Row, build: Callable[[], nn.Module], *, fused: bool) -> tuple[C
     x.requires_grad_(not row.is_network)
     labels, upstream = torch.randint(10, (len(x),)), torch.randn_like(x)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    call = torch.compile(model) if row.is_compiled else model
 
     def forward() -> Tensor:
-        y: Tensor = model(x)
+        y: Tensor = call(x)
         return nn.functional.cross_entropy(y, labels) if row.is_network else y
 
     def step() -> None:
@@ -121,15 +129,18 @@ def kept_mebibytes(forward: Callable[[], Tensor]) -> float:
 
 def measure(row: Row, threads: list[int], repeats: int) -> list[str]:
     builds = {"twin": (row.twin, True), "ours": (row.ours, True), "formulas": (row.ours, False)}
+    if row.is_compiled:
+        del builds["formulas"]
     steps = {name: step_of(row, build, fused=fused) for name, (build, fused) in builds.items()}
-    kept = {name: kept_mebibytes(forward) for name, (_, forward) in steps.items()}
+    kept = {} if row.is_compiled else {name: kept_mebibytes(forward) for name, (_, forward) in steps.items()}
     cells = []
     for number in threads:
         torch.set_num_threads(number)
         candidates = {name: step for name, (step, _) in steps.items()}
         found = time_in_turns(candidates, base="twin", repeats=repeats, runs=1 if row.is_network else 3)
-        cells += [_cell(found[name]) for name in steps]
-    return [row.name, *cells, *(f"{kept[name]:.1f} ({kept[name] / kept['twin']:.2f})" for name in steps)]
+        cells += [_cell(found[name]) if name in found else "–" for name in NAMES]
+    memory = [f"{kept[name]:.1f} ({kept[name] / kept['twin']:.2f})" if kept else "–" for name in NAMES]
+    return [row.name, *cells, *memory]
 
 
 def _cell(timing: Timing) -> str:
@@ -146,8 +157,8 @@ def main() -> None:
     if not library.is_available():
         parser.error("the training kernels are not installed (NNORM_EXPORT_BUILD_LIBRARY=0): nothing to measure")
     console = Console(width=None if Console().is_terminal else 200)
-    times = [f"{name}, ms, {threads_text(n)}" for n in options.threads for name in ("twin", "ours", "formulas")]
-    lines = [["a training step of", *times, *(f"{name}, MiB kept" for name in ("twin", "ours", "formulas"))]]
+    times = [f"{name}, ms, {threads_text(n)}" for n in options.threads for name in NAMES]
+    lines = [["a training step of", *times, *(f"{name}, MiB kept" for name in NAMES)]]
     for row in ROWS:
         if options.only in row.name:
             lines.append(measure(row, options.threads, options.repeats))

@@ -8,6 +8,8 @@
 // ∂h is linear in Γ, so one pass finds every sum, and a second pass writes ∂x.
 #pragma once
 
+#include <algorithm>
+
 #include "forward.h"
 
 namespace nnorm {
@@ -54,138 +56,148 @@ struct Slopes {
   }
 };
 
-// Σ g·weight·∂ψ/∂λ, and the sums of g·weight·∂ψ/∂h and of Λ, alone and times h.
-struct GradientSums {
-  double lmbda = 0, direct = 0, direct_h = 0, own = 0, own_h = 0;
-};
-
-// A tile in the backward pass.
-template <class Real>
-struct GradientTile {
-  const Real *x, *gradient, *psi, *noise;  // a null noise is 0
-  Real *by_h, *fraction, *own;             // by_h holds the integer of the logarithm before g·weight·∂ψ/∂h
-};
-
-// The weights of a tile whose layer has none.
-template <class Real>
-struct Ones {
-  Real of_tile[row_tile];
-  constexpr Ones() : of_tile() {
-    for (Real& one : of_tile) one = Real(1);
-  }
-};
-template <class Real>
-inline constexpr Ones<Real> ones{};
-
-enum class Needs { all, slopes };  // slopes: the sums are known already
-
-// g·weight·∂ψ/∂h and Λ of the elements first, …, end − 1 of a tile, which have one weight or each their own, and what they
-// add to the sums and to the gradients of the weights: g·(y before the affine map) and g.
-template <bool one_weight, Needs needs, class Real>
-NNORM_INLINE void gradients_of_run(const GradientTile<Real>& tile, size_t first, size_t end, const Slopes<Real>& of_set,
-                                   Real scale, const Real* weight, Real* gradient_weight, Real* gradient_bias,
-                                   GradientSums& sums) {
+// g·weight·∂ψ/∂h and g·weight·∂ψ/∂λ in place of the logarithm's integer and fraction, and Λ. `weight` has one number, or one
+// for each element.
+template <bool one_weight, class Real>
+NNORM_INLINE void gradients_of_tile(const Real* x, const Real* g, const Real* weight, size_t n, const Slopes<Real>& of_set,
+                                    Real* integer, Real* fraction, const Real* psi, Real* own) {
   constexpr Real ln2 = Real(0.693147180559945309417232121);
   const Slopes<Real> s = of_set;
-  const Real eta_pos = s.psi.pos.eta, eta_neg = s.psi.neg.eta;
-  const Real *x = tile.x + first, *g = tile.gradient + first, *psi = tile.psi + first;
-  const Real* noise = tile.noise != nullptr ? tile.noise + first : psi;  // times 0
-  Real *by_h = tile.by_h + first, *own = tile.own + first;
-  const Real* fraction = tile.fraction + first;
-  if (weight == nullptr) weight = ones<Real>.of_tile;
-  const Real first_weight = weight[0];
-  Real lmbda = 0, direct = 0, direct_h = 0, of_own = 0, own_h = 0, of_weight = 0, of_bias = 0;
-#pragma omp simd reduction(+ : lmbda, direct, direct_h, of_own, own_h, of_weight, of_bias)
-  for (size_t i = 0; i < end - first; ++i) {
-    const Real h = s.standardize(x[i]), u = std::fabs(h), t = (by_h[i] + fraction[i]) * ln2;
+  const Real eta_pos = s.psi.pos.eta, eta_neg = s.psi.neg.eta, first_weight = weight[0];
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    const Real h = s.standardize(x[i]), u = std::fabs(h), t = (integer[i] + fraction[i]) * ln2;
     const bool negative = h < Real(0);
     const Real eta = negative ? eta_neg : eta_pos, inverse_eta = negative ? s.inverse_neg : s.inverse_pos;
     const Real sign = negative ? Real(-1) : Real(1), size = std::fabs(psi[i]), z = eta * t;
     const Real inverse = Real(1) / (Real(1) + u), power = fused(eta, size, Real(1));  // power = (1 + |h|)^η
     const Real apart = fused(t, power, -size) * inverse_eta, near = t * t * slope_series(z);
     const Real by_lmbda = (std::fabs(z) <= Real(0.5) ? near : apart) * (negative ? s.lmbda_neg : s.lmbda_pos);
-    const Real d = fused(u, t, t) - u, ut = u * t;
+    const Real d = fused(u, t, t) - u, ut = u * t, of_psi = g[i] * (one_weight ? first_weight : weight[i]);
     const Real curvature = fused(ut, t, fused(fused(u, t, t), t, Real(2) * d * (t - Real(1))));
-    const Real own_part =
-        fused(s.by_h_d, d + ut, fused(s.by_signed_log, inverse, sign * fused(s.by_curvature, curvature, s.by_d * t)));
-    const Real of_psi = g[i] * (one_weight ? first_weight : weight[i]), of_h = of_psi * (power * inverse);
-    by_h[i] = of_h;
-    own[i] = own_part;
-    if (needs == Needs::slopes) continue;
-    lmbda += of_psi * by_lmbda;
-    direct += of_h;
-    direct_h += of_h * h;
-    of_own += own_part;
-    own_h += own_part * h;
-    const Real before_affine = fused(noise[i], scale, psi[i]);
-    if (one_weight) {
-      of_weight += g[i] * before_affine;
-      of_bias += g[i];
-    } else {
-      gradient_weight[i] = fused(g[i], before_affine, gradient_weight[i]);
-      gradient_bias[i] += g[i];
-    }
+    integer[i] = power * inverse * of_psi;
+    fraction[i] = by_lmbda * of_psi;
+    own[i] = fused(s.by_h_d, d + ut,
+                   fused(s.by_signed_log, inverse, sign * fused(s.by_curvature, curvature, s.by_d * t)));
   }
-  if (needs == Needs::slopes) return;
-  sums.lmbda += double(lmbda);
-  sums.direct += double(direct);
-  sums.direct_h += double(direct_h);
-  sums.own += double(of_own);
-  sums.own_h += double(own_h);
-  if (!one_weight) return;
-  gradient_weight[0] += of_weight;
-  gradient_bias[0] += of_bias;
 }
+
+// Σ g·weight·∂ψ/∂λ, and the sums of g·weight·∂ψ/∂h and of Λ, alone and times h.
+template <class Real>
+struct GradientSums {
+  double lmbda = 0, direct = 0, direct_h = 0, own = 0, own_h = 0;
+
+  // `by_h` holds g·weight·∂ψ/∂h, and `by_lmbda` g·weight·∂ψ/∂λ.
+  NNORM_INLINE void add(const Real* x, size_t n, const Standardization<Real>& standardize, const Real* by_h,
+                        const Real* by_lmbda, const Real* own_part) {
+    const Standardization<Real> standardized = standardize;
+    Real a = 0, b = 0, c = 0, d = 0, e = 0;
+#pragma omp simd reduction(+ : a, b, c, d, e)
+    for (size_t i = 0; i < n; ++i) {
+      const Real h = standardized(x[i]);
+      a += by_lmbda[i];
+      b += by_h[i];
+      c += by_h[i] * h;
+      d += own_part[i];
+      e += own_part[i] * h;
+    }
+    lmbda += double(a);
+    direct += double(b);
+    direct_h += double(c);
+    own += double(d);
+    own_h += double(e);
+  }
+};
+
+// Adds the gradients of the weights: g·(y before the affine map) and g, summed over a run of one weight.
+template <bool one_weight, class Real>
+NNORM_INLINE void add_to_weights(const Real* g, const Real* psi, const Real* noise, Real scale, size_t n, Real* weight,
+                                 Real* bias) {
+  if (one_weight) {
+    Real of_weight = 0, of_bias = 0;
+#pragma omp simd reduction(+ : of_weight, of_bias)
+    for (size_t i = 0; i < n; ++i) {
+      of_weight += g[i] * fused(noise[i], scale, psi[i]);
+      of_bias += g[i];
+    }
+    weight[0] += of_weight;
+    bias[0] += of_bias;
+    return;
+  }
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) {
+    weight[i] = fused(g[i], fused(noise[i], scale, psi[i]), weight[i]);
+    bias[i] += g[i];
+  }
+}
+
+// A tile of equal numbers: the weights of a layer that has none, and the noise of one that adds none.
+template <class Real>
+struct EqualNumbers {
+  Real of_tile[row_tile];
+  constexpr explicit EqualNumbers(Real value) : of_tile() {
+    for (Real& each : of_tile) each = value;
+  }
+};
+template <class Real>
+inline constexpr EqualNumbers<Real> zeros{0};
+template <class Real>
+inline constexpr EqualNumbers<Real> ones{1};
 
 template <class Real>
 void backward_of_set(const SampleSet<Real>& set, uint64_t part, TrainingBuffers<Real>& buffers) {
   const TrainingProblem& problem = set.problem;
   const Statistics<Real> statistics(problem, set.number);
   const Slopes<Real> slopes(problem, statistics);
+  const Standardization<Real> standardize = statistics.standardization();
+
+  // ψ of a tile, its gradients and Λ.
+  const auto compute_tile = [&](size_t at, size_t n, const Real* x, const Real* g) NNORM_INLINED {
+    Real *by_h = buffers.first + set.place(at), *by_lmbda = buffers.second, *own = buffers.third + set.place(at);
+    const Real one = 1, zero = 0;
+    logarithms(x, n, standardize, by_h, by_lmbda);
+    powers<true>(x, buffers.psi, n, standardize, by_h, by_lmbda, slopes.psi.pos, slopes.psi.neg, &one, &zero);
+    size_t runs = 0;
+    const Real* weight = ones<Real>.of_tile;
+    if (problem.weight != nullptr)
+      set.for_each_weight(at, n, [&](size_t i, size_t size, size_t number) {
+        weight = static_cast<const Real*>(problem.weight) + number;
+        if (++runs > 1 || size < n) std::fill_n(buffers.weight + i, size, *weight);
+      });
+    if (problem.run != 1 && runs <= 1)
+      gradients_of_tile<true>(x, g, weight, n, slopes, by_h, by_lmbda, buffers.psi, own);
+    else
+      gradients_of_tile<false>(x, g, runs > 1 ? buffers.weight : weight, n, slopes, by_h, by_lmbda, buffers.psi, own);
+  };
+
   const size_t of_part = problem.shares_weights() ? size_t(part * problem.weights()) : 0;
   Real* const gradient_weight = static_cast<Real*>(problem.gradient_weight) + of_part;
   Real* const gradient_bias = static_cast<Real*>(problem.gradient_bias) + of_part;
-  const Real scale = Real(problem.noise) * statistics[Statistic::deviation];
-
-  GradientSums sums;
-  const auto compute_tile = [&](size_t at, size_t n, auto needs) NNORM_INLINED {
-    GradientTile<Real> tile{set.read(problem.x, at, n, buffers.x + set.place(at)),
-                            set.read(problem.gradient, at, n, buffers.gradient),
-                            buffers.psi,
-                            nullptr,
-                            buffers.first + set.place(at),
-                            buffers.second,
-                            buffers.third + set.place(at)};
-    const Real one = 1, zero = 0;
-    logarithms(tile.x, n, slopes.standardize, tile.by_h, tile.fraction);
-    powers<true>(tile.x, buffers.psi, n, slopes.standardize, tile.by_h, tile.fraction, slopes.psi.pos, slopes.psi.neg, &one,
-                 &zero);
-    if (needs() == Needs::all && problem.noise != 0) {
-      noise_of_tile(problem.seed, set.number, at, n, buffers.noise);
-      tile.noise = buffers.noise;
-    }
-    set.for_each_weight(at, n, [&](size_t i, size_t size, size_t number) NNORM_INLINED {
-      const Real* weight = problem.weight != nullptr ? static_cast<const Real*>(problem.weight) + number : nullptr;
-      Real *of_weight = gradient_weight + number, *of_bias = gradient_bias + number;
-      if (problem.run == 1)
-        gradients_of_run<false, needs()>(tile, i, i + size, slopes, scale, weight, of_weight, of_bias, sums);
-      else
-        gradients_of_run<true, needs()>(tile, i, i + size, slopes, scale, weight, of_weight, of_bias, sums);
+  const Real scale = problem.noise != 0 ? Real(problem.noise) * statistics[Statistic::deviation] : Real(0);
+  const Real* noise = problem.noise != 0 ? buffers.noise : zeros<Real>.of_tile;
+  GradientSums<Real> sums;
+  set.for_each_tile([&](size_t at, size_t n) {
+    const Real* x = set.read(problem.x, at, n, buffers.x + set.place(at));
+    const Real* g = set.read(problem.gradient, at, n, buffers.gradient);
+    compute_tile(at, n, x, g);
+    if (problem.noise != 0) noise_of_tile(problem.seed, set.number, at, n, buffers.noise);
+    set.for_each_weight(at, n, [&](size_t i, size_t size, size_t number) {
+      const auto add = problem.run == 1 ? add_to_weights<false, Real> : add_to_weights<true, Real>;
+      add(g + i, buffers.psi + i, noise + i, scale, size, gradient_weight + number, gradient_bias + number);
     });
-    return tile.x;
-  };
-  set.for_each_tile([&](size_t at, size_t n) { compute_tile(at, n, std::integral_constant<Needs, Needs::all>()); });
+    sums.add(x, n, standardize, buffers.first + set.place(at), buffers.second, buffers.third + set.place(at));
+  });
 
   const double length = double(set.length), share = sums.lmbda / length;
   const Real mean = problem.standardizes ? Real((sums.direct + share * sums.own) / length) : Real(0);
   const Real mean_h = problem.standardizes ? Real((sums.direct_h + share * sums.own_h) / length) : Real(0);
   set.for_each_tile([&](size_t at, size_t n) {
-    const Real* x = set.is_kept ? set.read_again(problem.x, at, n, buffers.x + set.place(at))
-                                : compute_tile(at, n, std::integral_constant<Needs, Needs::slopes>());
+    const Real* x = set.read_again(problem.x, at, n, buffers.x + set.place(at));
+    if (!set.is_kept) compute_tile(at, n, x, set.read(problem.gradient, at, n, buffers.gradient));
     const Real *by_h = buffers.first + set.place(at), *own = buffers.third + set.place(at);
     Real* target = set.target(problem.gradient_x, at, n, buffers.y);
-    const Standardization<Real> standardized = slopes.standardize;
-    const Real of_own = Real(share), inverse = standardized.inverse, mean_of = mean, mean_h_of = mean_h;
+    const Standardization<Real> standardized = standardize;
+    const Real of_own = Real(share), inverse = standardize.inverse, mean_of = mean, mean_h_of = mean_h;
 #pragma omp simd
     for (size_t i = 0; i < n; ++i) {
       const Real of_h = fused(of_own, own[i], by_h[i]);

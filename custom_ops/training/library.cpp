@@ -39,27 +39,22 @@ const TrainingKernels* training_kernels(size_t index) {
   return nullptr;
 }
 
-// Calls work(data) in each of `threads` threads at once: GOMP_parallel of OpenMP.
-using Team = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
-
-// The parts of a problem that no thread has taken yet, from `next` on.
+// The parts of a problem that no thread has taken yet: next, …, end − 1.
 struct Parts {
   const TrainingKernels& kernels;
   void (*const compute)(const TrainingProblem& problem, uint64_t part, void* memory);
   const TrainingProblem& problem;
   const uint64_t end;
   std::atomic<uint64_t> next;
-  std::atomic<bool> has_failed{false};
 };
 
+// Computes parts until none is left, or none at all without memory.
 void take_parts(void* data) {
   Parts& parts = *static_cast<Parts*>(data);
+  if (parts.next >= parts.end) return;
   constexpr std::align_val_t alignment{64};
   void* const memory = ::operator new(parts.kernels.memory_size(parts.problem), alignment, std::nothrow);
-  if (memory == nullptr) {
-    parts.has_failed = true;
-    return;
-  }
+  if (memory == nullptr) return;
   for (uint64_t part = parts.next++; part < parts.end; part = parts.next++) parts.compute(parts.problem, part, memory);
   ::operator delete(memory, alignment);
 }
@@ -76,18 +71,17 @@ NNORM_EXPORTED const char* nnorm_training_instruction_set(size_t index) {
   return kernels != nullptr ? kernels->name : nullptr;
 }
 
-// Computes the parts first, …, end − 1 of a problem: the forward pass (0), the backward pass (1) or the noise alone (2). A team
-// divides them among `threads` threads; it may be null. Returns 0, or 1 if there is not enough memory.
+// Computes the parts first, …, end − 1 of a problem: the forward pass (0), the backward pass (1) or the noise alone (2).
+// Returns 0, or 1 if there is not enough memory.
 NNORM_EXPORTED int nnorm_training_run(size_t instruction_set, int is_double, int what,
-                                      const nnorm::TrainingProblem* problem, uint64_t first, uint64_t end, unsigned threads,
-                                      nnorm::Team team) {
+                                      const nnorm::TrainingProblem* problem, uint64_t first, uint64_t end) {
   const nnorm::TrainingKernels& kernels = nnorm::training_kernels(instruction_set)[is_double];
   nnorm::Parts parts{kernels, what == 0 ? kernels.forward : what == 1 ? kernels.backward : kernels.noise, *problem, end, first};
-  if (team != nullptr)
-    team(nnorm::take_parts, &parts, threads, 0);
+  if (problem->team != nullptr)
+    problem->team(nnorm::take_parts, &parts, 0, 0);
   else
     nnorm::take_parts(&parts);
-  return parts.has_failed;
+  return parts.next < end;
 }
 
 }  // extern "C"

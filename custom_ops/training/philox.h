@@ -1,7 +1,7 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four random words for each counter.
 //
 // A word of 32 bits has a lane of 64, as wide as the product of two words; what is above the word does not count. Intrinsics
-// multiply, because GCC multiplies words in a loop by instructions for wider or narrower products.
+// multiply, because GCC takes the instruction for such a product in no loop.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ NNORM_INLINE void store(Words words, uint32_t* to) {
   std::memcpy(to, &narrow, sizeof narrow);
 }
 
-// The words of the counters (first + i, second, third, fourth), for i from 0 to `count`, rounded up to a full step.
+// The words of `count` counters (first, second, third, fourth), (first + 1, …), …, and of more up to a full step.
 template <size_t room>
 NNORM_INLINE void philox(uint64_t seed, uint32_t first, uint32_t second, uint32_t third, uint32_t fourth, size_t count,
                          uint32_t (&words)[4][room]) {

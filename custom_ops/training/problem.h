@@ -33,6 +33,9 @@ enum class Statistic {
   count
 };
 
+// Calls work(data) in each thread of a team at once; `threads` of 0 is all of them. GOMP_parallel of OpenMP.
+using Team = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+
 struct TrainingProblem {
   const void* x;
   const void* weight;  // null for 1
@@ -44,6 +47,8 @@ struct TrainingProblem {
   void* gradient_x;
   void* gradient_weight;  // [parts][weights], or [weights] if each set has its own weights
   void* gradient_bias;    // the same
+
+  Team team;  // computes the parts; null for the calling thread alone
 
   uint64_t sets, segments, segment_length;
   uint64_t set_stride, segment_stride, element_stride;

@@ -7,11 +7,11 @@
 namespace nnorm {
 inline namespace NNORM_INSTRUCTION_SET {
 
-constexpr size_t kept_elements = 16384;  // of a set of this length, results are kept from one pass to the next
+constexpr size_t kept_elements = 16384;  // of a set of at most this length, results are kept from one pass to the next
 
 template <class Real>
 struct alignas(64) TrainingBuffers {
-  Real gradient[row_tile], noise[row_tile], psi[row_tile];
+  Real gradient[row_tile], noise[row_tile], psi[row_tile], weight[row_tile];
   Real x[kept_elements], y[kept_elements], first[kept_elements], second[kept_elements], third[kept_elements];
 };
 
@@ -39,7 +39,7 @@ class SampleSet {
     return buffer;
   }
 
-  // The same for a tile that is in `buffer` already if the set is kept and the tile lies in several segments.
+  // read() in a later pass: the copy of a tile of a kept set is still in `buffer`.
   const Real* read_again(const void* tensor, size_t position, size_t n, Real* buffer) const {
     return is_kept && !is_array(position, n) ? buffer : read(tensor, position, n, buffer);
   }

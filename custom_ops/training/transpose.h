@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "../cpu/prefetch.h"
 #include "nnorm/mathematics.h"
 
 namespace nnorm {
@@ -65,7 +66,7 @@ void copy_strip(Tensor* tensor, size_t between, Array* arrays, size_t stride, si
   for (; at + width <= length; at += width) {
     if (at + ahead + width <= length)
       NNORM_UNROLL for (size_t i = 0; i < width; ++i)
-          __builtin_prefetch(tensor + (at + ahead + i) * between, direction == Direction::from_arrays, 2);
+          __builtin_prefetch(tensor + (at + ahead + i) * between, direction == Direction::from_arrays, second_level);
     size_t set = 0;
     for (; set + width <= count; set += width) {
       Tensor* const of_tensor = tensor + at * between + set;

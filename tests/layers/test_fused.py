@@ -18,7 +18,7 @@ from nnorm_export import layers
 from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.layers.fused import cpu, gpu, library, operator, trial
 from nnorm_export.layers.fused.formulas import by_formulas
-from nnorm_export.layers.fused.settings import Settings
+from nnorm_export.layers.fused.settings import DEVIATION, Settings, lists_of
 from nnorm_export.library import TRAINING_FILE_NAME
 
 pytestmark = pytest.mark.skipif(
@@ -150,7 +150,7 @@ def test_the_layout_changes_no_bit(layout: str, of_gradient: str, shape: tuple[i
     results = []
     for of_x, gradient in ((reference, upstream.movedim(1, 0)), (other, LAYOUTS[of_gradient](upstream))):
         torch.manual_seed(3)
-        y, statistics, seed = operator._forward(of_x, weight, bias, *settings.lists)
+        y, statistics, seed = operator._forward(of_x, weight, bias, *lists_of(settings))
         gradients = torch.autograd.grad(y, (of_x, weight, bias), gradient.reshape(y.shape))
         results.append((y, gradients[0], operator.noise_of(of_x.detach(), settings, seed), statistics, *gradients[1:]))
     for expected, found in zip(*results, strict=True):
@@ -212,6 +212,17 @@ def test_noise_is_standard_normal_and_the_same_on_every_processor(monkeypatch: p
     flat = narrow.flatten()
     for lag in (1, 2, 4, 256, 512, 1024, 50_000):
         assert abs(float((flat[:-lag] * flat[lag:]).mean())) < 5 / len(flat) ** 0.5
+
+
+@pytest.mark.usefixtures("instruction_set")
+def test_the_scale_of_the_noise_does_not_count_without_noise() -> None:
+    settings, seed = Settings(0, 3, 1, 1e-5, DELTA, deviation=True), torch.tensor(0)
+    x, gradient = torch.randn(5, 3, 7), torch.randn(5, 3, 7)
+    _, statistics = cpu.forward(x, None, None, seed, settings)
+    expected = cpu.backward(gradient, x, None, statistics, seed, settings)
+    statistics[DEVIATION] = torch.inf  # as that of values whose sum is infinite
+    for found, same in zip(cpu.backward(gradient, x, None, statistics, seed, settings), expected, strict=True):
+        assert torch.equal(found, same)
 
 
 def test_a_seed_reproduces_a_step() -> None:

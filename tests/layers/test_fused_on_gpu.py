@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from nnorm_export import layers
 from nnorm_export.layers.fused import cpu, gpu, operator, trial
 from nnorm_export.layers.fused.formulas import by_formulas
-from nnorm_export.layers.fused.settings import Settings
+from nnorm_export.layers.fused.settings import Settings, lists_of
 from nnorm_export.layers.fused.triton_kernels.mathematics import exponents, psi
 from nnorm_export.layers.fused.triton_kernels.tiles import elements_of_step
 
@@ -197,8 +197,8 @@ def test_the_layout_of_a_map_changes_neither_result_nor_noise(make: Callable[[Te
 def test_a_row_does_not_depend_on_the_other_rows(rows: int) -> None:
     settings = Settings(70, 1, 1, 1e-5, DELTA)
     x, weight, bias = on_device(inputs_of((9, 70), settings, torch.float32))
-    y, statistics, _ = operator._forward(x, weight, bias, *settings.lists)
-    alone, of_alone, _ = operator._forward(x[:rows], weight, bias, *settings.lists)
+    y, statistics, _ = operator._forward(x, weight, bias, *lists_of(settings))
+    alone, of_alone, _ = operator._forward(x[:rows], weight, bias, *lists_of(settings))
     assert torch.equal(alone, y[:rows])
     assert torch.equal(of_alone, statistics[:, :rows])
     gradients = (torch.autograd.grad(result.sum(), x)[0][:rows] for result in (y, alone))
@@ -245,7 +245,7 @@ def test_second_derivatives(case: str) -> None:
 
 def test_no_rows() -> None:
     x, weight, bias = on_device(inputs_of((0, 5), Settings(5, 1, 1, 1e-5, DELTA)))
-    y, statistics, _ = operator._forward(x, weight, bias, *Settings(5, 1, 1, 1e-5, DELTA).lists)
+    y, statistics, _ = operator._forward(x, weight, bias, *lists_of(Settings(5, 1, 1, 1e-5, DELTA)))
     assert y.shape == (0, 5)
     assert statistics.shape == (11, 0)
     assert all(float(gradient.abs().sum()) == 0.0 for gradient in torch.autograd.grad(y.sum(), (x, weight, bias)))

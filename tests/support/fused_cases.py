@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nnorm_export import layers
 from nnorm_export.layers.fused import operator
 from nnorm_export.layers.fused.formulas import by_formulas
-from nnorm_export.layers.fused.settings import Settings
+from nnorm_export.layers.fused.settings import Settings, lists_of
 
 DELTA = 1e-5**0.5
 # name -> shape of x, settings. Awkward sizes: sets of one tile, of several, of more than is kept, of runs across tiles.
@@ -58,7 +58,7 @@ NETWORK: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
 def by_both(inputs: tuple[Tensor, ...], settings: Settings) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """y and the gradients of the inputs, by the operator and by the formulas with the same noise."""
     torch.manual_seed(1)  # of the noise
-    y, _, seed = operator._forward(*inputs, *settings.lists)
+    y, _, seed = operator._forward(*inputs, *lists_of(settings))
     expected = by_formulas(*inputs, settings, operator.noise_of(inputs[0].detach(), settings, seed))
     upstream = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().to(y).reshape(y.shape)
     return (y, *torch.autograd.grad(y, inputs, upstream)), (expected, *torch.autograd.grad(expected, inputs, upstream))

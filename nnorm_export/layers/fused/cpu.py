@@ -98,15 +98,25 @@ def _parameter(value: Tensor | None, like: Tensor) -> Tensor | None:
 def _layout(x: Tensor, settings: Settings) -> _Layout:
     n, sets = settings.length, sets_of(x, settings)
     if n:
-        parts = min(sets, library.MOST_PARTS_WITH_SHARED_WEIGHTS)
+        parts = min(sets, library.MOST_PARTS_OF_ROWS)
         return _Layout(sets, 1, n, n, 0, 1, settings.period, settings.run, parts)
     samples, extent = x.shape[0], math.prod(x.shape[2:])
     length = samples * extent
     if has_channels_last(x):
-        # Parts that share cache lines read them again, but threads without a part would wait.
-        parts = max(-(-sets * x.element_size() // _CACHE_LINE), min(sets, torch.get_num_threads()))
-        return _Layout(sets, 1, length, 1, 0, sets, sets, length, min(parts, library.MOST_PARTS))
+        return _Layout(sets, 1, length, 1, 0, sets, sets, length, _parts_of_neighbors(sets, x.element_size()))
     return _Layout(sets, samples, extent, extent, sets * extent, 1, sets, length, min(sets, library.MOST_PARTS))
+
+
+def _parts_of_neighbors(sets: int, element_size: int) -> int:
+    """The parts of sets that lie side by side: whole cache lines, because parts that share one read it again.
+
+    If there are fewer lines than threads, parts share them, because threads without a part would wait.
+    """
+    lines = -(-sets * element_size // _CACHE_LINE)
+    if lines < torch.get_num_threads():
+        return min(sets, torch.get_num_threads(), library.MOST_PARTS)
+    lines_of_part = -(-lines // library.MOST_PARTS)
+    return -(-lines // lines_of_part)
 
 
 def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tensor | None) -> library.Problem:

@@ -6,6 +6,7 @@ folder, as for ONNX Runtime's kernels; ``none`` switches the kernels off.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -20,7 +21,9 @@ from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.library import OVERRIDE, WITHOUT, find_training_library
 
 MOST_PARTS = 64  # of a problem, and so the most threads
-MOST_PARTS_WITH_SHARED_WEIGHTS = 16  # their gradients are summed within each part, then over the parts, in order
+MOST_PARTS_OF_ROWS = (
+    16  # gradients of weights that rows share are summed within each part, then over the parts, in order
+)
 _ELEMENTS_FOR_THREADS = 32768  # of a smaller problem, handing parts to threads costs more than it saves
 
 
@@ -31,7 +34,7 @@ class Problem(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "statistics")),
-        *((name, ctypes.c_void_p) for name in ("gradient", "gradient_x", "gradient_weight", "gradient_bias")),
+        *((name, ctypes.c_void_p) for name in ("gradient", "gradient_x", "gradient_weight", "gradient_bias", "team")),
         *((name, ctypes.c_uint64) for name in ("sets", "segments", "segment_length")),
         *((name, ctypes.c_uint64) for name in ("set_stride", "segment_stride", "element_stride")),
         *((name, ctypes.c_uint64) for name in ("period", "run", "parts", "seed")),
@@ -57,7 +60,6 @@ def _library() -> ctypes.CDLL | None:
     library.nnorm_training_run.argtypes = (
         *(ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
         *(ctypes.POINTER(Problem), ctypes.c_uint64, ctypes.c_uint64),
-        *(ctypes.c_uint, ctypes.c_void_p),
     )
     # A library of another version beside this package reads another problem.
     return library if library.nnorm_training_problem_size() == ctypes.sizeof(Problem) else None
@@ -91,15 +93,15 @@ def run(problem: Problem, dtype: torch.dtype, which: Pass) -> None:
     assert library is not None
     is_double = dtype == torch.float64
 
-    def compute(first: int, end: int, threads: int = 1, team: int | None = None) -> None:
-        if library.nnorm_training_run(_chosen, is_double, which, problem, first, end, threads, team) != 0:
+    def compute(first: int, end: int) -> None:
+        if library.nnorm_training_run(_chosen, is_double, which, problem, first, end) != 0:
             raise MemoryError("a training kernel of nnorm_export found no memory for its buffers")
 
     is_small = problem.sets * problem.segments * problem.segment_length < _ELEMENTS_FOR_THREADS
     threads = 1 if is_small else min(torch.get_num_threads(), problem.parts)
-    team = team_of_pytorch() if threads > 1 else None
-    if threads == 1 or team is not None:
-        compute(0, problem.parts, threads, team)
+    problem.team = team_of_pytorch() if threads > 1 else None
+    if threads == 1 or problem.team is not None:
+        compute(0, problem.parts)
         return
     numbers = iter(range(problem.parts))  # the threads take the parts in turn
 
@@ -123,13 +125,15 @@ def team_of_pytorch() -> int | None:
     """GOMP_parallel of PyTorch's OpenMP, which runs a function in its threads; None if PyTorch has another library.
 
     Those threads wait for their next work without sleeping, so that others would share the processor's cores with them.
+    All of them are asked, as by PyTorch's operators: OpenMP ends threads that a smaller team leaves out, and starts
+    them again for the next one.
     """
     if _is_forked or not torch._C.has_openmp:
         return None
-    try:  # in the libraries that PyTorch's own one needs
-        return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError):
-        return None
+    for name in (None, torch._C.__file__):  # as the loader looks for it: in what all share, and in what PyTorch needs
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # Windows refuses None
+            return ctypes.cast(ctypes.CDLL(name).GOMP_parallel, ctypes.c_void_p).value
+    return None
 
 
 @cache

@@ -1,6 +1,6 @@
 r"""y = (ψ(h; λ̂) + z·ξ·s̄)·weight + bias of a training layer as one operator, with its gradient (NN eq. 2–15).
 
-    y, statistics, seed = torch.ops.nnorm_export.normal_norm(x, weight, bias, …)
+    y, statistics, seed = torch.ops.nnorm_export.normal_norm(x, weight, bias, sizes, numbers)
 
 autograd, ``torch.compile``, ``torch.fx`` and AMP see one node. It keeps x, the weight and a few numbers of each sample
 set for the backward pass; the formulas keep ten tensors of x's shape. ``docs/how_it_works.md`` derives the gradient.
@@ -26,6 +26,7 @@ from nnorm_export.layers.fused.settings import (
     STATISTICS,
     Settings,
     arithmetic_of,
+    lists_of,
     sets_of,
     settings_of,
     settings_of_sizes,
@@ -129,7 +130,7 @@ def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
     """z, as the kernels add it to ψ(h) of ``x``; None without noise."""
     if settings.noise == 0:
         return None
-    z: Tensor = _noise(x, seed, settings.lists[0])
+    z: Tensor = _noise(x, seed, lists_of(settings)[0])
     return z
 
 
@@ -202,5 +203,5 @@ _backward.register_autograd(_differentiate_twice, setup_context=_save_backward)
 
 def normal_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, settings: Settings) -> tuple[Tensor, Tensor]:
     """Returns y and the statistics of the sample sets; :mod:`.settings` names the rows of these."""
-    y, statistics, _ = _forward(x, weight, bias, *settings.lists)
+    y, statistics, _ = _forward(x, weight, bias, *lists_of(settings))
     return y, statistics

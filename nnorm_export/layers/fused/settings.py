@@ -49,11 +49,6 @@ class Settings(NamedTuple):
     deviation: bool = False
 
     @property
-    def lists(self) -> tuple[Sequence[int], list[float]]:
-        """The sizes, and the rest: what the operators take, because each argument takes PyTorch about 4 µs."""
-        return (self.length, self.period, self.run), [float(number) for number in self[_SIZES:]]
-
-    @property
     def lmbda_range(self) -> tuple[float, float] | None:
         return (self.least, self.greatest) if math.isfinite(self.least) else None
 
@@ -62,13 +57,17 @@ class Settings(NamedTuple):
         return self.deviation or self.noise != 0
 
 
-_SIZES = 3  # length, period and run
-_TYPES = [type(value) for value in Settings(0, 0, 0, 0.0, 0.0)]
+_TYPES_OF_NUMBERS = [type(number) for number in Settings(0, 0, 0, 0.0, 0.0)[3:]]
+
+
+def lists_of(settings: Settings) -> tuple[Sequence[int], list[float]]:
+    """The sizes, and the other numbers: what the operators take, because each argument takes PyTorch about 4 µs."""
+    return settings[:3], [float(number) for number in settings[3:]]
 
 
 def settings_of(sizes: Sequence[int], numbers: Sequence[float]) -> Settings:
-    """The settings from their lists; the sizes may be symbols of torch.compile."""
-    return Settings._make([*sizes, *(of(number) for of, number in zip(_TYPES[_SIZES:], numbers, strict=True))])
+    """The settings from :func:`lists_of`; the sizes may be symbols of torch.compile."""
+    return Settings._make([*sizes, *(of(number) for of, number in zip(_TYPES_OF_NUMBERS, numbers, strict=True))])
 
 
 def settings_of_sizes(sizes: Sequence[int], noise: float = 0.0) -> Settings:
