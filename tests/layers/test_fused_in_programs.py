@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from fused_cases import CASES, NETWORK, inputs_of
+from fused_cases import CASES, NETWORK, inputs_of, step_of
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
 from nnorm_export import layers
-from nnorm_export.layers.fused import library, operator
+from nnorm_export.layers.fused import cpu, library, operator
 from nnorm_export.layers.fused.settings import lists_of
 
 pytestmark = pytest.mark.skipif(
@@ -158,6 +158,26 @@ def test_compiled_training_keeps_sizes_dynamic(name: str, axes: tuple[int, ...])
         found, expected = (torch.autograd.grad(each(x).pow(3).sum(), x)[0] for each in (compiled, other))
         torch.testing.assert_close(found, expected)
     assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_network_copies_no_map_for_its_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch has no oneDNN, for whose convolutions the compiler puts the channels last")
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), layers.BatchNormalNorm2d(8, noise_train=0.0), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3), layers.BatchNormalNorm2d(8, noise_train=0.0)),
+    )
+    other, x, strides = copy.deepcopy(network), torch.randn(2, 3, 8, 8), []
+    for name, index in (("forward", 0), ("backward", 1)):
+        run = getattr(cpu, name)
+        monkeypatch.setattr(
+            cpu, name, lambda *args, run=run, index=index: (strides.append(args[index].stride()), run(*args))[1]
+        )
+    found = step_of(torch.compile(network, fullgraph=True), x)
+    assert [stride[1] for stride in strides] == [1, 1, 1, 1]
+    for one, same in zip(found, step_of(other, x), strict=True):
+        torch.testing.assert_close(one, same, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ the device, so that ``torch.manual_seed`` reproduces it; the backward pass draws
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._library.custom_ops import CustomOpDef
 from torch._subclasses.fake_tensor import FakeTensor
 
 from nnorm_export.layers.fused import cpu, gpu
@@ -40,7 +41,14 @@ _DTYPES = (torch.float32, torch.float64, *HALVES)
 # PyTorch 2.6 does not tell whether it exports, and has no tags here: its compiled graphs have the formulas' operators.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
-_SEEDED: dict[str, Any] = {"tags": (torch.Tag.nondeterministic_seeded,)} if _HAS_TAGS else {}
+
+
+def _operator(name: str, *tags: torch.Tag) -> Callable[[Callable[..., object]], CustomOpDef]:
+    """An operator for all layouts: the compiler lays maps out for convolutions, and copies none for this operator."""
+    tagged: dict[str, Any] = {"tags": (torch.Tag.flexible_layout, *tags)} if _HAS_TAGS else {}
+    return torch.library.custom_op(f"nnorm_export::{name}", mutates_args=(), **tagged)
+
+
 # The modules with the kernels for each type of device; AMD's GPUs are "cuda" too.
 KERNELS = {"cpu": cpu, "cuda": gpu}
 
@@ -78,7 +86,7 @@ def _require_parameters(x: Tensor, parameters: Sequence[Tensor | None], number: 
             )
 
 
-@torch.library.custom_op("nnorm_export::normal_norm", mutates_args=(), **_SEEDED)
+@_operator("normal_norm", torch.Tag.nondeterministic_seeded)
 def _forward(
     x: Tensor,
     weight: Tensor | None,
@@ -103,7 +111,7 @@ def _(
     return torch.empty_like(x), statistics, x.new_empty((), dtype=torch.int64)
 
 
-@torch.library.custom_op("nnorm_export::normal_norm_backward", mutates_args=())
+@_operator("normal_norm_backward")
 def _backward(
     gradient: Tensor,
     x: Tensor,
@@ -134,7 +142,7 @@ def noise_of(x: Tensor, settings: Settings, seed: Tensor) -> Tensor | None:
     return z
 
 
-@torch.library.custom_op("nnorm_export::normal_norm_noise", mutates_args=())
+@_operator("normal_norm_noise")
 def _noise(x: Tensor, seed: Tensor, sizes: Sequence[int]) -> Tensor:
     """An operator, because second derivatives are traced too."""
     z: Tensor = KERNELS[x.device.type].noise(x, seed, settings_of_sizes(sizes, noise=1.0))
