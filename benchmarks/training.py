@@ -90,6 +90,7 @@ def step_of(row: Row, build: Callable[[], nn.Module], *, fused: bool) -> tuple[C
     x.requires_grad_(not row.is_network)
     labels, upstream = torch.randint(10, (len(x),)), torch.randn_like(x)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    torch.compiler.config.force_disable_caches = True  # they may hold a graph of another version of this package
     call = torch.compile(model) if row.is_compiled else model
 
     def forward() -> Tensor:
