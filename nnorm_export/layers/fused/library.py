@@ -21,9 +21,7 @@ from nnorm_export.errors import RuntimeMissingError
 from nnorm_export.library import OVERRIDE, WITHOUT, find_training_library
 
 MOST_PARTS = 64  # of a problem, and so the most threads
-MOST_PARTS_OF_ROWS = (
-    16  # gradients of weights that rows share are summed within each part, then over the parts, in order
-)
+MOST_PARTS_OF_ROWS = 16  # the gradients of shared weights are summed within each part, then over the parts
 _ELEMENTS_FOR_THREADS = 32768  # of a smaller problem, handing parts to threads costs more than it saves
 
 
