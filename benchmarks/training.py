@@ -90,7 +90,6 @@ def step_of(row: Row, build: Callable[[], nn.Module], *, fused: bool) -> tuple[C
     x.requires_grad_(not row.is_network)
     labels, upstream = torch.randint(10, (len(x),)), torch.randn_like(x)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    torch.compiler.config.force_disable_caches = True  # they may hold a graph of another version of this package
     call = torch.compile(model) if row.is_compiled else model
 
     def forward() -> Tensor:
@@ -157,6 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     if not library.is_available():
         parser.error("the training kernels are not installed (NNORM_EXPORT_BUILD_LIBRARY=0): nothing to measure")
+    torch.compiler.config.force_disable_caches = True  # they may hold a graph of another version of this package
     console = Console(width=None if Console().is_terminal else 200)
     times = [f"{name}, ms, {threads_text(n)}" for n in options.threads for name in NAMES]
     lines = [["a training step of", *times, *(f"{name}, MiB kept" for name in NAMES)]]

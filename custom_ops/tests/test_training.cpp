@@ -23,9 +23,10 @@ namespace {
 
 using nnorm::Statistic;
 
-// A team whose members work one after the other: machines that are emulated have one thread. tests/layers/test_fused.py has
-// teams of threads.
+// A team whose members work one after the other: machines that are emulated have one thread. tests/layers has teams of threads.
+int runs_of_team = 0;
 void one_after_the_other(void (*work)(void*), void* data, unsigned, unsigned) {
+  ++runs_of_team;
   for (int member = 0; member < 3; ++member) work(data);
 }
 
@@ -110,6 +111,7 @@ Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::Train
       CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, what, &problem, part, part + 1) == 0, "pass %d", what);
   Results<Real> by_team = results;
   problem.team = one_after_the_other;
+  const int runs_before = runs_of_team;
   problem.y = by_team.y.data();
   problem.statistics = by_team.statistics.data();
   problem.gradient_x = by_team.gradient_x.data();
@@ -118,6 +120,7 @@ Results<Real> run(size_t instruction_set, const Shape& shape, const nnorm::Train
   problem.gradient_bias = by_team.gradient_bias.data();
   for (int what = 0; what < 2; ++what)
     CHECK(nnorm_training_run(instruction_set, sizeof(Real) == 8, what, &problem, 0, parts) == 0, "pass %d of a team", what);
+  CHECK(runs_of_team == runs_before + 2, "the team ran %d times", runs_of_team - runs_before);
   CHECK(same_bits(by_team.y, results.y) && same_bits(by_team.statistics, results.statistics) &&
             same_bits(by_team.gradient_x, results.gradient_x) && same_bits(by_team.gradient_weight, results.gradient_weight) &&
             same_bits(by_team.gradient_bias, results.gradient_bias),
@@ -180,7 +183,7 @@ template <class Real>
 void test_side_by_side(uint64_t sets, uint64_t length, const nnorm::TrainingProblem& settings) {
   const Shape shape = {sets, 1, length, sets, 0};
   for (size_t i = 0; const char* name = nnorm_training_instruction_set(i); ++i)
-    for (uint64_t parts : {uint64_t(1), (sets + 1) / 2, sets}) {
+    for (uint64_t parts : {uint64_t(1), uint64_t(2), (sets + 1) / 2, sets}) {
       const Results<Real> expected = run<Real>(i, shape, settings, parts), found = run<Real>(i, shape, settings, parts, true);
       const bool same = same_bits(found.y, expected.y) && same_bits(found.statistics, expected.statistics) &&
                         same_bits(found.gradient_x, expected.gradient_x) && same_bits(found.noise, expected.noise) &&

@@ -8,8 +8,6 @@
 // ∂h is linear in Γ, so one pass finds every sum, and a second pass writes ∂x.
 #pragma once
 
-#include <algorithm>
-
 #include "forward.h"
 
 namespace nnorm {
@@ -131,19 +129,6 @@ NNORM_INLINE void add_to_weights(const Real* g, const Real* psi, const Real* noi
   }
 }
 
-// A tile of equal numbers: the weights of a layer that has none, and the noise of one that adds none.
-template <class Real>
-struct EqualNumbers {
-  Real of_tile[row_tile];
-  constexpr explicit EqualNumbers(Real value) : of_tile() {
-    for (Real& each : of_tile) each = value;
-  }
-};
-template <class Real>
-inline constexpr EqualNumbers<Real> zeros{0};
-template <class Real>
-inline constexpr EqualNumbers<Real> ones{1};
-
 template <class Real>
 void backward_of_set(const SampleSet<Real>& set, uint64_t part, TrainingBuffers<Real>& buffers) {
   const TrainingProblem& problem = set.problem;
@@ -157,17 +142,11 @@ void backward_of_set(const SampleSet<Real>& set, uint64_t part, TrainingBuffers<
     const Real one = 1, zero = 0;
     logarithms(x, n, standardize, by_h, by_lmbda);
     powers<true>(x, buffers.psi, n, standardize, by_h, by_lmbda, slopes.psi.pos, slopes.psi.neg, &one, &zero);
-    size_t runs = 0;
-    const Real* weight = ones<Real>.of_tile;
-    if (problem.weight != nullptr)
-      set.for_each_weight(at, n, [&](size_t i, size_t size, size_t number) {
-        weight = static_cast<const Real*>(problem.weight) + number;
-        if (++runs > 1 || size < n) std::fill_n(buffers.weight + i, size, *weight);
-      });
-    if (problem.run != 1 && runs <= 1)
+    const Real* weight = set.weights(at, n, buffers.weight);
+    if (set.has_one_weight(at, n))
       gradients_of_tile<true>(x, g, weight, n, slopes, by_h, by_lmbda, buffers.psi, own);
     else
-      gradients_of_tile<false>(x, g, runs > 1 ? buffers.weight : weight, n, slopes, by_h, by_lmbda, buffers.psi, own);
+      gradients_of_tile<false>(x, g, weight, n, slopes, by_h, by_lmbda, buffers.psi, own);
   };
 
   const size_t of_part = problem.shares_weights() ? size_t(part * problem.weights()) : 0;
@@ -182,8 +161,11 @@ void backward_of_set(const SampleSet<Real>& set, uint64_t part, TrainingBuffers<
     compute_tile(at, n, x, g);
     if (problem.noise != 0) noise_of_tile(problem.seed, set.number, at, n, buffers.noise);
     set.for_each_weight(at, n, [&](size_t i, size_t size, size_t number) {
-      const auto add = problem.run == 1 ? add_to_weights<false, Real> : add_to_weights<true, Real>;
-      add(g + i, buffers.psi + i, noise + i, scale, size, gradient_weight + number, gradient_bias + number);
+      Real *of_weight = gradient_weight + number, *of_bias = gradient_bias + number;
+      if (problem.run == 1)
+        add_to_weights<false>(g + i, buffers.psi + i, noise + i, scale, size, of_weight, of_bias);
+      else
+        add_to_weights<true>(g + i, buffers.psi + i, noise + i, scale, size, of_weight, of_bias);
     });
     sums.add(x, n, standardize, buffers.first + set.place(at), buffers.second, buffers.third + set.place(at));
   });

@@ -28,7 +28,7 @@ template <class Real, class Run>
 void for_each_set(const TrainingProblem& problem, uint64_t part, void* memory,
                   std::initializer_list<const void* TrainingProblem::*> read, void* TrainingProblem::*written, const Run& run) {
   auto& of_call = *static_cast<Memory<Real>*>(memory);
-  const uint64_t first = problem.sets * part / problem.parts, end = problem.sets * (part + 1) / problem.parts;
+  const uint64_t first = first_set<Real>(problem, part), end = first_set<Real>(problem, part + 1);
   const auto run_set = [&](const SampleSet<Real>& set) { run(set, of_call.buffers); };
   if (problem.element_stride != 1) {
     for_each_set_of_strips<Real>(problem, first, end, of_call.arrays(), read, written, run_set);

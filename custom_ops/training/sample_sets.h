@@ -1,6 +1,9 @@
 // How the kernels read and write a sample set: tile by tile, each tile as an array.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
+
 #include "nnorm/row_statistics.h"
 #include "problem.h"
 
@@ -14,6 +17,19 @@ struct alignas(64) TrainingBuffers {
   Real gradient[row_tile], noise[row_tile], psi[row_tile], weight[row_tile];
   Real x[kept_elements], y[kept_elements], first[kept_elements], second[kept_elements], third[kept_elements];
 };
+
+// A tile of equal numbers: the weights of a layer that has none, and the noise of one that adds none.
+template <class Real>
+struct EqualNumbers {
+  Real of_tile[row_tile];
+  constexpr explicit EqualNumbers(Real value) : of_tile() {
+    for (Real& each : of_tile) each = value;
+  }
+};
+template <class Real>
+inline constexpr EqualNumbers<Real> zeros{0};
+template <class Real>
+inline constexpr EqualNumbers<Real> ones{1};
 
 // Set number `number` of a problem, at place number `row` of the tensors.
 template <class Real>
@@ -58,20 +74,34 @@ class SampleSet {
   // weight, once for the whole tile.
   template <class Visit>
   NNORM_INLINE void for_each_weight(size_t position, size_t n, const Visit& visit) const {
-    const size_t run = size_t(problem.run), first = size_t(number % problem.period) * (length / run);
+    const size_t run = size_t(problem.run);
     if (run == 1) {
-      visit(size_t(0), n, first + position);
+      visit(size_t(0), n, weight_of(position));
       return;
     }
     for (size_t i = 0; i < n;) {
-      const size_t weight = (position + i) / run, left = (weight + 1) * run - (position + i);
-      const size_t size = left < n - i ? left : n - i;
-      visit(i, size, first + weight);
+      const size_t left = run - (position + i) % run, size = left < n - i ? left : n - i;
+      visit(i, size, weight_of(position + i));
       i += size;
     }
   }
 
+  bool has_one_weight(size_t position, size_t n) const { return position % size_t(problem.run) + n <= size_t(problem.run); }
+
+  // The weight of a tile that has one, else those of its elements, for which `buffer` has room.
+  const Real* weights(size_t position, size_t n, Real* buffer) const {
+    const Real* const all = static_cast<const Real*>(problem.weight);
+    if (all == nullptr) return ones<Real>.of_tile;
+    if (problem.run == 1 || has_one_weight(position, n)) return all + weight_of(position);
+    for_each_weight(position, n, [=](size_t i, size_t size, size_t number) { std::fill_n(buffer + i, size, all[number]); });
+    return buffer;
+  }
+
  private:
+  // The number of the weight of an element.
+  size_t weight_of(size_t position) const {
+    return size_t(number % problem.period) * (length / size_t(problem.run)) + position / size_t(problem.run);
+  }
   bool is_array(size_t position, size_t n) const {
     return position % size_t(problem.segment_length) + n <= size_t(problem.segment_length);
   }

@@ -22,11 +22,26 @@ size_t strip_stride(const TrainingProblem& problem) {
   return ((size_t(problem.length()) / line + 1) | 1) * line;
 }
 
+// Of how many sets a part is made: of whole strips, because parts that share a cache line read it again; but of single sets if
+// there are more parts than strips, because threads without a part would wait.
+template <class Real>
+uint64_t sets_of_unit(const TrainingProblem& problem) {
+  const uint64_t strips = (problem.sets + sets_of_strip<Real> - 1) / sets_of_strip<Real>;
+  return problem.parts <= strips ? sets_of_strip<Real> : 1;
+}
+
+// The first set of a part, and the end of the part before.
+template <class Real>
+uint64_t first_set(const TrainingProblem& problem, uint64_t part) {
+  const uint64_t unit = problem.element_stride == 1 ? 1 : sets_of_unit<Real>(problem);
+  return std::min(problem.sets, (problem.sets + unit - 1) / unit * part / problem.parts * unit);
+}
+
 // The elements of the arrays for one tensor.
 template <class Real>
 size_t strip_size(const TrainingProblem& problem) {
-  const uint64_t sets_of_part = (problem.sets + problem.parts - 1) / problem.parts;
-  return size_t(std::min(sets_of_part, uint64_t(sets_of_strip<Real>))) * strip_stride<Real>(problem);
+  const uint64_t of_part = sets_of_unit<Real>(problem) > 1 ? problem.sets : (problem.sets + problem.parts - 1) / problem.parts;
+  return size_t(std::min(of_part, uint64_t(sets_of_strip<Real>))) * strip_stride<Real>(problem);
 }
 
 // Calls run(set) for the sets first, …, end − 1. `read` are the tensors that run reads, and `written` is the one that it

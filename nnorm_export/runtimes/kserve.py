@@ -117,7 +117,7 @@ class KServeRunner(Runner):
             if error.status() in _UNREACHABLE:
                 raise self._unanswered(error) from error
             raise
-        except Exception as error:  # broken connections and damaged answers raise classes without a base of their own
+        except Exception as error:  # a broken connection or answer may raise any class, which the message then names
             raise ModelFileError(
                 f"{self._url}: the server ended the connection before its answer, or the answer is damaged "
                 f"({first_line(error)}); the same call may be made again"

@@ -54,19 +54,23 @@ def test_an_interrupted_pass_ends_its_threads_first(
 
 
 @pytest.mark.parametrize("has_team", [True, False])
-def test_a_pass_runs_in_the_threads_of_pytorch(has_team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_runs_in_the_threads_of_pytorch_or_of_the_pool(has_team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     team, asked = library.team_of_pytorch(), []
-    if team is None:
-        pytest.skip("this PyTorch has no OpenMP with GOMP_parallel: a pool of the package has the threads")
-    work = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    if has_team and team is None:
+        pytest.skip("this PyTorch runs its threads without OpenMP, so that the kernels cannot run in them")
+    work, new_pool = (
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint),
+        library._pool,
+    )
 
     @work
     def counted(function: int, data: int, threads: int, flags: int) -> None:
-        asked.append(threads)
+        asked.append(("team", threads))
         work(team)(function, data, threads, flags)
 
     address = ctypes.cast(counted, ctypes.c_void_p).value
     monkeypatch.setattr(library, "team_of_pytorch", lambda: address if has_team else None)
+    monkeypatch.setattr(library, "_pool", lambda threads: (asked.append(("pool", threads)), new_pool(threads))[1])
     layer, x = layers.BatchNormalNorm2d(70), torch.randn(4, 70, 16, 16)
     results, threads = [], torch.get_num_threads()
     try:
@@ -76,7 +80,8 @@ def test_a_pass_runs_in_the_threads_of_pytorch(has_team: bool, monkeypatch: pyte
             results.append(layer(x))
     finally:
         torch.set_num_threads(threads)
-    assert asked == ([0] if has_team else [])  # 0: all threads, as in PyTorch's operators
+    # 0: all threads, as in PyTorch's operators. The pool is asked for each thread beside the caller's.
+    assert asked == ([("team", 0)] if has_team else [("pool", 3)] * 2)
     assert torch.equal(*results)
 
 
@@ -97,7 +102,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows cannot fork a process")
 def test_a_process_that_is_forked_after_a_pass_has_threads_too() -> None:
     subprocess.run([sys.executable, "-c", FORKED], check=True)
 
@@ -163,7 +168,7 @@ def test_compiled_training_keeps_sizes_dynamic(name: str, axes: tuple[int, ...])
 @pytest.mark.slow
 def test_a_compiled_network_copies_no_map_for_its_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.backends.mkldnn.is_available():
-        pytest.skip("this PyTorch has no oneDNN, for whose convolutions the compiler puts the channels last")
+        pytest.skip("this PyTorch was built without oneDNN, so that torch.compile leaves the layout of maps as it is")
     network = nn.Sequential(
         *(nn.Conv2d(3, 8, 3), layers.BatchNormalNorm2d(8, noise_train=0.0), nn.ReLU()),
         *(nn.Conv2d(8, 8, 3), layers.BatchNormalNorm2d(8, noise_train=0.0)),

@@ -103,20 +103,10 @@ def _layout(x: Tensor, settings: Settings) -> _Layout:
     samples, extent = x.shape[0], math.prod(x.shape[2:])
     length = samples * extent
     if has_channels_last(x):
-        return _Layout(sets, 1, length, 1, 0, sets, sets, length, _parts_of_neighbors(sets, x.element_size()))
+        lines = -(-sets * x.element_size() // _CACHE_LINE)
+        parts = max(lines, min(sets, torch.get_num_threads()))  # custom_ops/training/strips.h divides the sets
+        return _Layout(sets, 1, length, 1, 0, sets, sets, length, min(parts, library.MOST_PARTS))
     return _Layout(sets, samples, extent, extent, sets * extent, 1, sets, length, min(sets, library.MOST_PARTS))
-
-
-def _parts_of_neighbors(sets: int, element_size: int) -> int:
-    """The parts of sets that lie side by side: whole cache lines, because parts that share one read it again.
-
-    If there are fewer lines than threads, parts share them, because threads without a part would wait.
-    """
-    lines = -(-sets * element_size // _CACHE_LINE)
-    if lines < torch.get_num_threads():
-        return min(sets, torch.get_num_threads(), library.MOST_PARTS)
-    lines_of_part = -(-lines // library.MOST_PARTS)
-    return -(-lines // lines_of_part)
 
 
 def _problem(layout: _Layout, settings: Settings, seed: Tensor, **tensors: Tensor | None) -> library.Problem:

@@ -118,15 +118,22 @@ def run(problem: Problem, dtype: torch.dtype, which: Pass) -> None:
         other.result()
 
 
-@cache
 def team_of_pytorch() -> int | None:
     """GOMP_parallel of PyTorch's OpenMP, which runs a function in its threads; None if PyTorch has another library.
 
     Those threads wait for their next work without sleeping, so that others would share the processor's cores with them.
     All of them are asked, as by PyTorch's operators: OpenMP ends threads that a smaller team leaves out, and starts
-    them again for the next one.
+    them again for the next one. A process that was forked has none: OpenMP would wait for those of its parent.
     """
-    if _is_forked or not torch._C.has_openmp:
+    return _gomp_parallel() if os.getpid() == _PROCESS else None
+
+
+_PROCESS = os.getpid()  # that loaded this module
+
+
+@cache
+def _gomp_parallel() -> int | None:
+    if not torch._C.has_openmp:
         return None
     for name in (None, torch._C.__file__):  # as the loader looks for it: in what all share, and in what PyTorch needs
         with contextlib.suppress(AttributeError, OSError, TypeError):  # Windows refuses None
@@ -139,16 +146,5 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads - 1, thread_name_prefix="nnorm_export")
 
 
-_is_forked = False
-
-
-def _forget_threads() -> None:
-    """Threads do not survive a fork, and OpenMP would wait for its own."""
-    global _is_forked  # noqa: PLW0603 - it is true from here on
-    _is_forked = True
-    team_of_pytorch.cache_clear()
-    _pool.cache_clear()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork

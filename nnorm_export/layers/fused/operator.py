@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._library.custom_ops import CustomOpDef
 from torch._subclasses.fake_tensor import FakeTensor
 
 from nnorm_export.layers.fused import cpu, gpu
@@ -34,6 +33,9 @@ from nnorm_export.layers.fused.settings import (
     weights_of,
 )
 from nnorm_export.layers.fused.trial import passes_trial
+
+if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
 
 _GREATEST_SEED = 2**63 - 1
 _TENSORS = (Tensor, nn.Parameter, FakeTensor)

@@ -57,12 +57,13 @@ class Settings(NamedTuple):
         return self.deviation or self.noise != 0
 
 
-_TYPES_OF_NUMBERS = [type(number) for number in Settings(0, 0, 0, 0.0, 0.0)[3:]]
+_SIZES = 3  # length, period and run
+_TYPES_OF_NUMBERS = [type(number) for number in Settings(0, 0, 0, 0.0, 0.0)[_SIZES:]]
 
 
 def lists_of(settings: Settings) -> tuple[Sequence[int], list[float]]:
     """The sizes, and the other numbers: what the operators take, because each argument takes PyTorch about 4 µs."""
-    return settings[:3], [float(number) for number in settings[3:]]
+    return (settings.length, settings.period, settings.run), [float(number) for number in settings[_SIZES:]]
 
 
 def settings_of(sizes: Sequence[int], numbers: Sequence[float]) -> Settings:
