@@ -52,7 +52,7 @@ class Kernel(NamedTuple):
     @property
     def has_whole_accesses(self) -> bool:
         """Whether it is for tensors whose accesses are whole."""
-        if self.name == "batch_normal_norm_tiles":
+        if self.name in {"batch_normal_norm_tiles", "batch_normal_norm_table"}:
             return True
         if self.name in {"batch_normal_norm_columns", "batch_normal_norm_crossing"}:
             return self.arguments[-1] != "1"

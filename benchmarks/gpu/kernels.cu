@@ -80,11 +80,15 @@ __global__ void __launch_bounds__(256) copy_accesses(const uint4* from, uint4* t
 struct Pools {
   unsigned char *x, *residual, *y;
   float* parameters[6];  // scale, shift, exponent_pos, exponent_neg, weight, bias
+  void* tables[2];         // of the channels of a group; the second has the bits of CPUs
   unsigned long long* found;
 
   Pools() {
     for (unsigned char** pool : {&x, &residual, &y}) must(cudaMalloc(pool, pool_bytes), "allocation");
     must(cudaMalloc(&found, sizeof *found), "allocation");
+    nnorm::ChannelProblem<double> largest{};
+    largest.channels = most_channels;
+    for (void*& table : tables) must(cudaMalloc(&table, nnorm::cuda::table_size(largest)), "allocation");
     const float least[] = {0.5f, -0.5f, 0, 0, 0.5f, -0.5f}, greatest[] = {1.5f, 0.5f, 2, 2, 1.5f, 0.5f};
     for (int p = 0; p < 6; ++p) {
       std::vector<float> values(most_channels);
@@ -163,23 +167,29 @@ class Group {
   static std::vector<bool> arithmetics() { return sizeof(T) == 2 ? std::vector{false, true} : std::vector{false}; }
   static std::string named(const std::string& name, bool same_bits) { return same_bits ? name + ", same bits" : name; }
 
-  // Rows with channels in the middle, [samples, channels, extent], or last, [samples, lanes].
+  // Rows with channels in the middle, [samples, channels, extent], or last, [samples, lanes]. ONNX Runtime's operators have a
+  // table of the channels, TensorRT's have none.
   void add_channels(size_t samples, size_t channels, size_t extent, size_t lanes) {
+    nnorm::ChannelProblem<T> of_group{};
+    for (int p = 0; p < 6; ++p) of_group.parameters[p] = pools_.parameters[p];
+    of_group.samples = samples;
+    of_group.channels = channels;
+    of_group.extent = extent;
+    for (const bool same_bits : arithmetics())
+      must(nnorm::cuda::prepare(of_group, pools_.tables[same_bits], device_.stream, same_bits), "table");
     for (const nnorm::EpilogueFacts& facts : nnorm::epilogues)
       for (const bool same_bits : arithmetics())
-        add(named(facts.operator_name, same_bits), facts.takes_residual ? 3 : 2, [=](size_t slot) {
-          nnorm::ChannelProblem<T> problem{};
-          problem.x = x(slot);
-          problem.residual = facts.takes_residual ? residual(slot) : nullptr;
-          problem.y = y(slot);
-          for (int p = 0; p < 6; ++p) problem.parameters[p] = pools_.parameters[p];
-          problem.samples = samples;
-          problem.channels = channels;
-          problem.extent = extent;
-          problem.epilogue = facts.epilogue;
-          return lanes ? nnorm::cuda::run_channels_last(problem, lanes, device_.stream, same_bits)
-                       : nnorm::cuda::run(problem, device_.stream, same_bits);
-        });
+        for (const void* table : {static_cast<const void*>(pools_.tables[same_bits]), static_cast<const void*>(nullptr)})
+          add(named(facts.operator_name, same_bits) + (table ? "" : ", no table"), facts.takes_residual ? 3 : 2,
+              [=](size_t slot) {
+                nnorm::ChannelProblem<T> problem = of_group;
+                problem.x = x(slot);
+                problem.residual = facts.takes_residual ? residual(slot) : nullptr;
+                problem.y = y(slot);
+                problem.epilogue = facts.epilogue;
+                return lanes ? nnorm::cuda::run_channels_last(problem, lanes, device_.stream, same_bits, table)
+                             : nnorm::cuda::run(problem, device_.stream, same_bits, table);
+              });
   }
 
   void add_rows(const std::string& name, size_t rows, size_t row_length, size_t period, size_t run) {
@@ -236,8 +246,12 @@ class Group {
  private:
   T* at(unsigned char* pool, size_t slot) const { return reinterpret_cast<T*>(pool + slot * stride_); }
 
-  // Launches of a graph: all slots, as often as it takes to move a few gigabytes, so that its own start hardly counts.
-  size_t launches() const { return slots_ * std::max<size_t>(1, (size_t(4) << 30) / (2 * bytes_ * slots_)); }
+  // Launches of a graph, which rotate through the slots: as many as move a few gigabytes, so that its own start hardly
+  // counts, but few enough for a graph.
+  size_t launches() const {
+    constexpr size_t most = 4096;
+    return std::min(most, slots_ * std::max<size_t>(1, (size_t(4) << 30) / (2 * bytes_ * slots_)));
+  }
 
   // The first launches, outside of any graph; they also load the code.
   void check(const Variant& variant) const {
@@ -288,14 +302,14 @@ void measure_type(const Device& device, const Pools& pools, const std::string& t
   };
   const struct {
     size_t samples, channels, height, width;
-  } images[] = {{64, 256, 56, 56}, {256, 512, 7, 7}, {8192, 4096, 1, 1}};
+  } images[] = {{64, 256, 56, 56}, {256, 512, 7, 7}, {8192, 4096, 1, 1}, {1, 64, 56, 56}, {1, 512, 7, 7}, {8, 2048, 7, 7}};
   for (const auto& [n, c, h, w] : images) {
     const std::string space = h * w == 1 ? "" : ", " + std::to_string(h) + ", " + std::to_string(w);
     const std::string shape = "[" + std::to_string(n) + ", " + std::to_string(c) + space + "] " + type;
     Group<T> group(device, pools, shape, n * c * h * w);
     group.add_channels(n, c, h * w, 0);
     finish(group);
-    if (h * w == 1) continue;
+    if (h * w == 1 || n < 64) continue;  // maps of few samples are measured in one layout
     Group<T> channels_last(device, pools, shape + ", channels last", n * c * h * w);
     channels_last.add_channels(n * h * w, c, 1, c);
     finish(channels_last);

@@ -1,7 +1,8 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// There are four kernels, because a thread needs two divisions to prepare a channel. In `_tiles`, `_crossing` and
-// `_columns` a block prepares the channels of its accesses in shared memory, while its loads are in flight. In `_tiles` an
+// A thread needs two divisions to prepare a channel. prepare() does it once for a model whose parameters are constants:
+// then the kernels read its table. There are four, because without a table each prepares the channels in its own way. In
+// `_tiles`, `_crossing` and `_columns` a block does it in shared memory, while its loads are in flight. In `_tiles` an
 // access has one channel; in `_crossing` each of its elements has its own. In `_columns` a thread computes the same
 // neighboring positions, each of its own channel, in many samples. In `_rows` a warp computes a segment of one channel's
 // extent. kernel_for() chooses one of them.
@@ -31,11 +32,11 @@ constexpr int width_of_crossing = 4;  // the best on an H200, for 16-bit numbers
 // The kernel for a tensor whose channels are not last. `alike`: x, y and the residual are equally far from a boundary.
 template <bool residual, class T>
 ChannelKernel kernel_for(const ChannelProblem<T>& problem, size_t lead, bool alike, int multiprocessors) {
-  constexpr int many = accesses_of_large<T, residual>, width = widest<T>;
-  if (alike && fits_tiles<accesses_of_large<T, true>>(problem, lead)) {  // at shorter rows columns are faster
+  constexpr int many = accesses_of_large<T>, width = widest<T>;
+  if (alike && fits_tiles<many>(problem, lead)) {  // at shorter rows columns are faster
     const size_t blocks = problem.samples * problem.channels * problem.extent / (size_t(width) * channel_threads * many);
     const bool is_large = blocks >= size_t(multiprocessors) * blocks_of_large<T, residual> * 2;
-    return is_large && fits_tiles<many>(problem, lead) ? ChannelKernel::large_tiles : ChannelKernel::small_tiles;
+    return is_large ? ChannelKernel::large_tiles : ChannelKernel::small_tiles;
   }
   if constexpr (!std::is_same_v<T, double>) {
     if (fits_crossing<1>(problem, multiprocessors)) return ChannelKernel::crossing_elements;
@@ -54,7 +55,7 @@ ChannelKernel kernel_for(const ChannelProblem<T>& problem, size_t lead, bool ali
 }
 
 template <Epilogue epilogue, class T>
-cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream) {
+cudaError_t run_with(const PreparedProblem<T>& problem, size_t lanes, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = Device::current(device)) return error;
   constexpr bool residual = takes_residual<epilogue>;
@@ -72,7 +73,7 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
   const size_t positions = problem.channels * problem.extent;
   switch (kernel_for<residual>(problem, lead, alike, device.multiprocessors)) {
     case ChannelKernel::large_tiles:
-      return run_tiles<epilogue, accesses_of_large<T, residual>, blocks_of_large<T, residual>>(problem, stream);
+      return run_tiles<epilogue, accesses_of_large<T>, blocks_of_large<T, residual>>(problem, stream);
     case ChannelKernel::small_tiles:
       return run_tiles<epilogue, 1, blocks_of_small<T>>(problem, stream);
     case ChannelKernel::crossing:
@@ -94,7 +95,7 @@ cudaError_t run_with(const ChannelProblem<T>& problem, size_t lanes, cudaStream_
 }
 
 template <class T>
-cudaError_t run_any(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream) {
+cudaError_t run_any(const PreparedProblem<T>& problem, size_t lanes, cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
   if (problem.extent >> 31 != 0) return cudaErrorInvalidValue;
   cudaError_t error = cudaErrorInvalidValue;
@@ -105,14 +106,47 @@ cudaError_t run_any(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t
 }
 
 template <class T>
-cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream, bool same_bits) {
-  return with_elements(problem, same_bits, [=](const auto& of_elements) { return run_any(of_elements, 0, stream); });
+cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream, bool same_bits, const void* table) {
+  return with_elements(PreparedProblem<T>{problem, table}, same_bits,
+                       [=](const auto& of_elements) { return run_any(of_elements, 0, stream); });
 }
 
 template <class T>
-cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream, bool same_bits) {
+cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream, bool same_bits,
+                              const void* table) {
   if (problem.extent != 1 || lanes < problem.channels) return cudaErrorInvalidValue;
-  return with_elements(problem, same_bits, [=](const auto& of_elements) { return run_any(of_elements, lanes, stream); });
+  return with_elements(PreparedProblem<T>{problem, table}, same_bits,
+                       [=](const auto& of_elements) { return run_any(of_elements, lanes, stream); });
+}
+
+template <class T>
+struct TableWork {
+  ChannelParameters<T> parameters;
+  Guarded<T>* table;
+  size_t channels, entries;
+};
+
+template <class T>
+__global__ void __launch_bounds__(channel_threads) batch_normal_norm_table(TableWork<T> w) {
+  const size_t i = size_t(blockIdx.x) * channel_threads + threadIdx.x;
+  if (i < w.entries) w.table[i] = Guarded<T>::of(w.parameters.channel(i % w.channels));
+}
+
+template <class T>
+size_t table_size(const ChannelProblem<T>& problem) {
+  return problem.channels == 0 ? 0 : sizeof(Guarded<T>) * entries_of_table(problem.channels);
+}
+
+template <class T>
+cudaError_t prepare(const ChannelProblem<T>& problem, void* table, cudaStream_t stream, bool same_bits) {
+  if (problem.channels == 0) return cudaSuccess;
+  return with_elements(PreparedProblem<T>{problem, nullptr}, same_bits, [=](const auto& of_elements) {
+    using Elements = std::remove_const_t<std::remove_pointer_t<decltype(of_elements.x)>>;
+    static_assert(sizeof(Guarded<Elements>) == sizeof(Guarded<T>));
+    const size_t entries = entries_of_table(problem.channels);
+    const TableWork<Elements> work{parameters_of(of_elements), static_cast<Guarded<Elements>*>(table), problem.channels, entries};
+    return launch(&batch_normal_norm_table<Elements>, unsigned(divided_up(entries, channel_threads)), channel_threads, stream, work);
+  });
 }
 
 }  // namespace nnorm::cuda

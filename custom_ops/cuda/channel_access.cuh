@@ -1,4 +1,4 @@
-// BatchNormalNorm of one access: the arithmetic that its kernels share.
+// BatchNormalNorm of one access: the arithmetic that its kernels share, and the channels that they read.
 //
 // 16-bit tensors are computed by ForChannels, which has to clamp nothing if |x| is within a limit of the channel. One test
 // of its pairs tells whether this holds for all elements of an access.
@@ -114,7 +114,7 @@ NNORM_DEVICE bool are_within(const Elements<T, width>& x, Guard guard) {
   return guard.holds(greatest);
 }
 
-// A channel in shared memory.
+// A channel in shared memory or in a table.
 template <class T>
 struct alignas(16) Entry {
   Channel<Arithmetic<T>> channel;
@@ -145,14 +145,42 @@ struct LoadedChannel {
   }
 };
 
+// A problem, and the table of its channels if prepare() has made one. Behind the last channel the table begins again, so
+// that a block finds the channels of neighboring rows side by side.
+template <class T>
+struct PreparedProblem : ChannelProblem<T> {
+  const void* table;
+};
+
+constexpr unsigned most_channels_of_block = channel_threads;
+
+constexpr size_t entries_of_table(size_t channels) { return channels + most_channels_of_block; }
+
 template <class T>
 struct ChannelParameters {
   const Arithmetic<T>* fields[ChannelProblem<T>::parameter_count];
+  const Guarded<T>* table;
 
   NNORM_DEVICE LoadedChannel<T> load(size_t i) const {
     return {fields[0][i], fields[1][i], fields[2][i], fields[3][i], fields[4][i], fields[5][i]};
   }
   NNORM_DEVICE Channel<Arithmetic<T>> channel(size_t i) const { return load(i).prepared(); }
+
+  NNORM_DEVICE bool has_table() const { return table != nullptr; }
+  // An entry of the table, by accesses of 16 bytes. nvcc would load its members one by one, some of them after others.
+  NNORM_DEVICE Guarded<T> entry(size_t i) const {
+#if defined(__CUDA_ARCH__)
+    constexpr int accesses = sizeof(Guarded<T>) / sizeof(uint4);
+    uint4 words[accesses];
+#pragma unroll
+    for (int k = 0; k < accesses; ++k) words[k] = __ldg(reinterpret_cast<const uint4*>(table + i) + k);
+    Guarded<T> entry;
+    memcpy(&entry, words, sizeof entry);
+    return entry;
+#else
+    return table[i];
+#endif
+  }
 };
 
 // What all kernels get.
@@ -170,10 +198,15 @@ constexpr size_t channels_of_tile(size_t positions, size_t row_length) {
 }
 
 template <class T>
-ChannelTensors<T> tensors_of(const ChannelProblem<T>& problem) {
-  ChannelTensors<T> tensors{problem.x, problem.residual, problem.y, {}};
-  std::copy_n(problem.parameters, std::size(problem.parameters), tensors.parameters.fields);
-  return tensors;
+ChannelParameters<T> parameters_of(const PreparedProblem<T>& problem) {
+  ChannelParameters<T> parameters{{}, static_cast<const Guarded<T>*>(problem.table)};
+  std::copy_n(problem.parameters, std::size(problem.parameters), parameters.fields);
+  return parameters;
+}
+
+template <class T>
+ChannelTensors<T> tensors_of(const PreparedProblem<T>& problem) {
+  return {problem.x, problem.residual, problem.y, parameters_of(problem)};
 }
 
 // A result whose max(·, 0) is left to the instruction that rounds it. Formula<> is applied to it.

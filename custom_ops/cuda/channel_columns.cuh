@@ -76,22 +76,25 @@ __global__ void __launch_bounds__(channel_threads,
   Batch batch;
   batch.load(w, first, stride, left);  // in flight while the channels are prepared
 
-  __shared__ Entry<T> entries[channel_threads * width];  // of the channels of this block's columns, in order
-  const size_t begin = size_t(blockIdx.x) * w.span, end = begin + w.span < w.columns ? begin + w.span : w.columns;
-  const size_t first_channel = w.channel_of(begin * width);
-  const unsigned needed = unsigned(w.channel_of(end * width - 1) - first_channel) + 1;
-  // A thread prepares as many as an access has elements, at most. All are loaded before the first is prepared.
-  LoadedChannel<T> loaded[width];
-  const auto entry = [&](int k) { return threadIdx.x + unsigned(k) * blockDim.x; };
+  __shared__ Entry<T> prepared[channel_threads * width];  // for the channels of this block's columns, in order
+  const size_t begin = size_t(blockIdx.x) * w.span, first_channel = w.channel_of(begin * width);
+  const bool has_table = w.parameters.has_table();
+  if (!has_table) {
+    const size_t end = begin + w.span < w.columns ? begin + w.span : w.columns;
+    const unsigned needed = unsigned(w.channel_of(end * width - 1) - first_channel) + 1;
+    // A thread prepares as many as an access has elements, at most. All are loaded before the first is prepared.
+    LoadedChannel<T> loaded[width];
+    const auto entry = [&](int k) { return threadIdx.x + unsigned(k) * blockDim.x; };
 #pragma unroll
-  for (int k = 0; k < width; ++k) {
-    const size_t channel = first_channel + entry(k);
-    if (entry(k) < needed) loaded[k] = w.parameters.load(!padded || channel < w.channels ? channel : 0);
+    for (int k = 0; k < width; ++k) {
+      const size_t channel = first_channel + entry(k);
+      if (entry(k) < needed) loaded[k] = w.parameters.load(!padded || channel < w.channels ? channel : 0);
+    }
+#pragma unroll
+    for (int k = 0; k < width; ++k)
+      if (entry(k) < needed) prepared[entry(k)] = {loaded[k].prepared()};
+    __syncthreads();
   }
-#pragma unroll
-  for (int k = 0; k < width; ++k)
-    if (entry(k) < needed) entries[entry(k)] = {loaded[k].prepared()};
-  __syncthreads();
   if (left == 0) return;
   Channel<Arithmetic<T>> channels[width];
   bool padding[width];
@@ -99,7 +102,7 @@ __global__ void __launch_bounds__(channel_threads,
 #pragma unroll
   for (int j = 0; j < width; ++j) {
     padding[j] = padded && channel >= w.channels;
-    channels[j] = entries[channel - first_channel].channel;
+    channels[j] = has_table ? w.parameters.entry(padding[j] ? 0 : channel).channel : prepared[channel - first_channel].channel;
     const bool next = ++of_channel == w.extent;
     channel += next;
     of_channel = next ? 0 : of_channel;
@@ -136,7 +139,7 @@ bool has_whole_columns(size_t positions, size_t lead, bool alike) {
 }
 
 template <Epilogue epilogue, bool padded, int width, class T>
-cudaError_t run_columns(const ChannelProblem<T>& problem, size_t positions, const Device& device, cudaStream_t stream) {
+cudaError_t run_columns(const PreparedProblem<T>& problem, size_t positions, const Device& device, cudaStream_t stream) {
   ChannelColumns<T> work{};
   static_cast<ChannelTensors<T>&>(work) = tensors_of(problem);
   work.rows = problem.samples;

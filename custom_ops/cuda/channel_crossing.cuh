@@ -1,5 +1,6 @@
 // BatchNormalNorm of small tensors whose rows do not consist of whole accesses: a block computes neighboring accesses, and
-// each element looks up its channel, which the block prepares in shared memory while its loads are in flight.
+// each element looks up its channel. Where there is no table, the block prepares them in shared memory while its loads are
+// in flight.
 #pragma once
 
 #include "channel_access.cuh"
@@ -16,7 +17,7 @@ struct ChannelCrossing : ChannelTensors<T> {
 
 // Channels that a block keeps. With accesses of one element each thread can have a channel of its own.
 template <int width>
-constexpr unsigned most_channels_of_crossing = width == 1 ? channel_threads : 64;
+constexpr unsigned most_channels_of_crossing = width == 1 ? most_channels_of_block : 64;
 
 constexpr int blocks_of_crossing = 6;  // of a multiprocessor
 
@@ -29,17 +30,24 @@ __global__ void __launch_bounds__(channel_threads, blocks_at_once(blocks_of_cros
   const size_t position = size_t(access < w.accesses ? access : w.accesses - 1) * width;
   Elements<T, width> x = load_elements<width>(w.x + position), residual{};
   if (takes_residual<epilogue>) residual = load_elements<width>(w.residual + position);
-  __shared__ Entry<T> channels[most_channels_of_crossing<width>];  // of the rows of this block, in order
+  __shared__ Entry<T> prepared[most_channels_of_crossing<width>];  // for the rows of this block, in order
   const unsigned first = blockIdx.x * positions_of_block;
   const unsigned row = w.by_extent.divide(first), before = first - row * w.extent;
-  if (threadIdx.x <= w.by_extent.divide(before + positions_of_block - 1)) {
-    const unsigned its_row = row + threadIdx.x;
-    channels[threadIdx.x] = {w.parameters.channel(its_row - w.by_channels.divide(its_row) * w.channels)};
+  const unsigned first_channel = row - w.by_channels.divide(row) * w.channels;
+  const bool has_table = w.parameters.has_table();
+  if (!has_table) {
+    if (threadIdx.x <= w.by_extent.divide(before + positions_of_block - 1)) {
+      const unsigned channel = first_channel + threadIdx.x;
+      prepared[threadIdx.x] = {w.parameters.channel(channel - w.by_channels.divide(channel) * w.channels)};
+    }
+    __syncthreads();
   }
-  __syncthreads();
   if (access >= w.accesses) return;
   const unsigned own = before + threadIdx.x * width;
-  const auto channel_of = [&](int j) { return channels[w.by_extent.divide(own + unsigned(j))].channel; };
+  const auto channel_of = [&](int j) {
+    const unsigned its_row = w.by_extent.divide(own + unsigned(j));
+    return has_table ? w.parameters.entry(first_channel + its_row).channel : prepared[its_row].channel;
+  };
   store_global(w.y + position, results<T, epilogue, width>(x, residual, channel_of));
 }
 
@@ -54,7 +62,7 @@ bool fits_crossing(const ChannelProblem<T>& problem, int multiprocessors) {
 }
 
 template <Epilogue epilogue, int width, class T>
-cudaError_t run_crossing(const ChannelProblem<T>& problem, cudaStream_t stream) {
+cudaError_t run_crossing(const PreparedProblem<T>& problem, cudaStream_t stream) {
   const unsigned size = unsigned(problem.samples * problem.channels * problem.extent);
   const ChannelCrossing<T> work{tensors_of(problem),
                                 size / unsigned(width),

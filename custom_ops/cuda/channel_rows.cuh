@@ -62,7 +62,9 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(Channe
           });
       }
     }
-    const Channel<Arithmetic<T>> of_row = w.parameters.channel(channel);  // while the loads are in flight
+    // While the loads are in flight.
+    const Channel<Arithmetic<T>> of_row =
+        w.parameters.has_table() ? w.parameters.entry(channel).channel : w.parameters.channel(channel);
 #pragma unroll
     for (int k = 0; k < in_flight; ++k) {
       if (position(k) >= end) continue;
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(channel_threads) batch_normal_norm_rows(Channe
 }
 
 template <Epilogue epilogue, int width, class T>
-cudaError_t run_rows(const ChannelProblem<T>& problem, const Device& device, cudaStream_t stream) {
+cudaError_t run_rows(const PreparedProblem<T>& problem, const Device& device, cudaStream_t stream) {
   ChannelRows<T> work{};
   static_cast<ChannelTensors<T>&>(work) = tensors_of(problem);
   work.rows = problem.samples * problem.channels;

@@ -1,5 +1,5 @@
-// BatchNormalNorm of tensors whose rows consist of whole accesses: a block computes neighboring accesses, and prepares
-// their channels in shared memory while its loads are in flight.
+// BatchNormalNorm of tensors whose rows consist of whole accesses: a block computes neighboring accesses. Where there is no
+// table, it prepares their channels in shared memory while its loads are in flight.
 #pragma once
 
 #include "channel_access.cuh"
@@ -34,17 +34,22 @@ __global__ void __launch_bounds__(channel_threads, blocks_at_once(resident, chan
     x[k] = load_elements<width>(w.x + position(k));
     if (takes_residual<epilogue>) residual[k] = load_elements<width>(w.residual + position(k));
   }
-  __shared__ Guarded<T> channels[most_channels_of_tile];  // of the rows of this tile, in order
+  __shared__ Guarded<T> prepared[most_channels_of_tile];  // for the rows of this tile, in order
   const unsigned row = w.by_row.divide(tile), before = tile - row * w.row_length;
-  if (threadIdx.x <= w.by_row.divide(before + channel_threads * own - 1)) {
-    const unsigned its_row = row + threadIdx.x;
-    channels[threadIdx.x] = Guarded<T>::of(w.parameters.channel(its_row - w.by_channels.divide(its_row) * w.channels));
+  const unsigned first_channel = row - w.by_channels.divide(row) * w.channels;
+  const bool has_table = w.parameters.has_table();
+  if (!has_table) {
+    if (threadIdx.x <= w.by_row.divide(before + channel_threads * own - 1)) {
+      const unsigned channel = first_channel + threadIdx.x;
+      prepared[threadIdx.x] = Guarded<T>::of(w.parameters.channel(channel - w.by_channels.divide(channel) * w.channels));
+    }
+    __syncthreads();
   }
-  __syncthreads();
 #pragma unroll
   for (int k = 0; k < own; ++k) {
     if (!has(k)) continue;
-    const Guarded<T> channel = channels[w.by_row.divide(before + threadIdx.x + unsigned(k) * channel_threads)];
+    const unsigned its_row = w.by_row.divide(before + threadIdx.x + unsigned(k) * channel_threads);
+    const Guarded<T> channel = has_table ? w.parameters.entry(first_channel + its_row) : prepared[its_row];
     guarded_results<epilogue>(x[k], residual[k], channel,
                               [&](const Access<T, width>& y) { store_global(w.y + position(k), y); });
   }
@@ -60,16 +65,16 @@ bool fits_tiles(const ChannelProblem<T>& problem, size_t lead) {
 }
 
 // Measured on an H200 (results/benchmarks_gpu.md): many accesses a thread for large tensors, one for small ones, which
-// have too few blocks otherwise. With a residual 16-bit numbers have too few registers for four.
+// have too few blocks otherwise.
+template <class T>
+constexpr int accesses_of_large = sizeof(T) == 4 ? 4 : 2;
 template <class T, bool residual>
-constexpr int accesses_of_large = sizeof(T) == 4 || (computed_by_device<T> && !residual) ? 4 : 2;
-template <class T, bool residual>
-constexpr int blocks_of_large = sizeof(T) == 8 ? 1 : residual ? 3 : 4;
+constexpr int blocks_of_large = sizeof(T) == 8 ? 1 : residual ? 3 : computed_by_device<T> ? 5 : 4;
 template <class T>
 constexpr int blocks_of_small = sizeof(T) == 8 ? 1 : computed_by_device<T> ? 5 : 6;
 
 template <Epilogue epilogue, int own, int resident, class T>
-cudaError_t run_tiles(const ChannelProblem<T>& problem, cudaStream_t stream) {
+cudaError_t run_tiles(const PreparedProblem<T>& problem, cudaStream_t stream) {
   const unsigned row_length = unsigned(problem.extent / size_t(widest<T>));
   const ChannelTiles<T> work{tensors_of(problem),
                              unsigned(problem.samples * problem.channels) * row_length,

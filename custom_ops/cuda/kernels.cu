@@ -4,9 +4,10 @@
 
 namespace nnorm::cuda {
 
-#define NNORM_INSTANTIATE(Problem) template cudaError_t run(const Problem&, cudaStream_t, bool);
-NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE, NNORM_TYPE)
-#undef NNORM_INSTANTIATE
-template cudaError_t run_channels_last(const ChannelProblem<NNORM_TYPE>&, size_t, cudaStream_t, bool);
+template cudaError_t run(const ChannelProblem<NNORM_TYPE>&, cudaStream_t, bool, const void*);
+template cudaError_t run_channels_last(const ChannelProblem<NNORM_TYPE>&, size_t, cudaStream_t, bool, const void*);
+template size_t table_size(const ChannelProblem<NNORM_TYPE>&);
+template cudaError_t prepare(const ChannelProblem<NNORM_TYPE>&, void*, cudaStream_t, bool);
+template cudaError_t run(const RowProblem<NNORM_TYPE>&, cudaStream_t, bool);
 
 }  // namespace nnorm::cuda

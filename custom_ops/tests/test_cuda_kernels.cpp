@@ -23,6 +23,7 @@ using nnorm::ChannelProblem;
 struct Place {
   size_t x, other, y;
   enum { apart, over_x, over_residual } result;
+  bool has_table = false;  // of the channels
 };
 
 struct ChannelGeometry {
@@ -89,8 +90,19 @@ std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const C
   problem.extent = g.extent;
   problem.epilogue = facts.epilogue;
   const bool as_on_cpus = halves == Halves::same_bits;
-  const cudaError_t error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream(), as_on_cpus)
-                                    : nnorm::cuda::run(problem, stream(), as_on_cpus);
+  Output<char> table_apart(nnorm::cuda::table_size(problem), 0);
+  const OnDevice<char> table_there(table_apart);
+  cudaError_t error = cudaSuccess;
+  if (place.has_table) {
+    error = nnorm::cuda::prepare(problem, table_there.data(), stream(), as_on_cpus);
+    std::fill(std::begin(problem.parameters), std::end(problem.parameters), nullptr);  // the table must suffice
+  }
+  const void* const table = place.has_table ? table_there.data() : nullptr;
+  if (error == cudaSuccess)
+    error = g.lanes ? nnorm::cuda::run_channels_last(problem, g.lanes, stream(), as_on_cpus, table)
+                    : nnorm::cuda::run(problem, stream(), as_on_cpus, table);
+  table_there.fetch(table_apart);
+  CHECK(table_apart.guards_hold(), "%s %s: written outside the table", NameOf<T>::value, g.name().c_str());
   CHECK(error == cudaSuccess, "%s %s: %s", NameOf<T>::value, g.name().c_str(), cudaGetErrorString(error));
   y_there.fetch(y);
   CHECK(y.guards_hold(), "%s %s: written outside y", NameOf<T>::value, g.name().c_str());
@@ -112,6 +124,8 @@ void check_channels(const ChannelGeometry& g, const ChannelParameters<Arithmetic
     CHECK(again({1, 1, 1, Place::apart}), "%s: one element off a boundary", name.c_str());
     CHECK(again({0, 1, 3, Place::apart}), "%s: each tensor off by another number", name.c_str());
     CHECK(again({1, 1, 1, Place::over_x}), "%s: in place", name.c_str());
+    CHECK(again({0, 0, 0, Place::apart, true}), "%s: with a table", name.c_str());
+    CHECK(again({1, 0, 3, Place::apart, true}), "%s: with a table, each tensor off by another number", name.c_str());
     if (facts.takes_residual) CHECK(again({3, 3, 3, Place::over_residual}), "%s: over the residual", name.c_str());
     for (size_t i = 0; i < g.size(); ++i) {
       const double value = double(nnorm::widened(y[i]));

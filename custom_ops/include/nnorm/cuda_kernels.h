@@ -11,13 +11,25 @@
 
 namespace nnorm::cuda {
 
-// T is float, double, Float16 or BFloat16. Returns cudaErrorInvalidValue for an extent of 2^31 or more.
+// T is float, double, Float16 or BFloat16. `table` is nullptr, or what prepare() has made of these parameters; the results
+// have the same bits. Returns cudaErrorInvalidValue for an extent of 2^31 or more.
 template <class T>
-cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream, bool same_bits = false);
+cudaError_t run(const ChannelProblem<T>& problem, cudaStream_t stream, bool same_bits = false,
+                const void* table = nullptr);
 
 // x is [rows, lanes]. The first `channels` lanes are channels; the other lanes are padding, and their output is 0.
 template <class T>
-cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream, bool same_bits = false);
+cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cudaStream_t stream, bool same_bits = false,
+                              const void* table = nullptr);
+
+// The bytes of a table of the problem's channels.
+template <class T>
+size_t table_size(const ChannelProblem<T>& problem);
+
+// Makes the table of the problem's channels, at an address that cudaMalloc() may return. Calls of run() with it in the same
+// stream, or after the stream was synchronized, must have the same `same_bits`. The tensors may be null pointers.
+template <class T>
+cudaError_t prepare(const ChannelProblem<T>& problem, void* table, cudaStream_t stream, bool same_bits = false);
 
 // Returns cudaErrorInvalidValue for rows of 2^31 elements or more.
 template <class T>
