@@ -43,12 +43,11 @@ struct FloatSignature {
 template <class Signature>
 constexpr Roles roles_of{Signature::inputs, Signature::is_tensor, Signature::type};
 
-// The parameters of a kernel with a FloatSignature, if they are constants, and the numbers that a provider prepares
-// from them.
+// The parameters of a kernel with a FloatSignature, if they are constants, and what a provider prepares from them.
 template <class Signature>
 struct Parameters {
   const Constants constants;
-  mutable MadeOnce<typename Signature::Real> prepared;
+  mutable MadeOnce prepared;
 
   explicit Parameters(const Attributes& attributes) : constants(attributes, roles_of<Signature>) {}
 };
@@ -57,8 +56,6 @@ struct Parameters {
 template <class Signature>
 class Inputs {
  public:
-  using Real = typename Signature::Real;
-
   Inputs(const Run& run, const Parameters<Signature>& kept)
       : x_(run.input(0)),
         prepared_(kept.constants.are_inputs_of(run) ? &kept.prepared : nullptr),
@@ -70,7 +67,7 @@ class Inputs {
   const Tensor& operator[](size_t i) const { return i == 0 ? x_ : has_operand && i == last ? operand_ : parameters_[i]; }
 
   // Holds what is prepared from the parameters once; nullptr if the model computes the parameters.
-  MadeOnce<Real>* prepared() const { return prepared_; }
+  MadeOnce* prepared() const { return prepared_; }
 
  private:
   static constexpr size_t last = Signature::inputs - 1;
@@ -78,7 +75,7 @@ class Inputs {
   static_assert(last <= Signature::parameter_count + 1);
 
   const Tensor x_;
-  MadeOnce<Real>* const prepared_;
+  MadeOnce* const prepared_;
   const std::vector<Tensor> computed_;
   const std::vector<Tensor>& parameters_;
   const Tensor operand_;

@@ -83,11 +83,10 @@ Tensor Attributes::constant(size_t input, ONNXTensorElementDataType type) const 
   check(api_, api_->GetTensorMemoryInfo(value, &memory));
   OrtMemoryInfoDeviceType device;
   api_->MemoryInfoGetDeviceType(memory, &device);
-  return device == OrtMemoryInfoDeviceType_CPU && type_of(api_, value) == type ? read_tensor(api_, value) : Tensor{};
+  return device == device_of_tensors && type_of(api_, value) == type ? read_tensor(api_, value) : Tensor{};
 }
 
 Constants::Constants(const Attributes& attributes, Roles roles) : roles_(roles) {
-  if (!has_host_memory) return;
   for (size_t i = 0; i < roles.inputs; ++i) {
     tensors_.push_back(roles.is_tensor(i) ? Tensor{} : attributes.constant(i, roles.type(i)));
     if (roles.is_tensor(i) || tensors_.back().data != nullptr) continue;

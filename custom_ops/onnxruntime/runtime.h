@@ -1,6 +1,6 @@
 // Wraps ONNX Runtime's C API for the operators: errors are exceptions inside the library and statuses at its boundary.
 //
-// The operators are the same for every execution provider. cpu/ and cuda/ define `has_host_memory` and
+// The operators are the same for every execution provider. cpu/ and cuda/ define `device_of_tensors` and
 // Run::solve() for the library that they are linked into.
 #pragma once
 
@@ -63,7 +63,7 @@ class Attributes {
   void read(const char* name, int32_t& value) const;
   void read(const char* name, float& value) const;
   // The input. Its data is nullptr if it is not a constant of the model, has no elements or elements of another type,
-  // or is in a GPU's memory.
+  // or is in another memory than the tensors that this library computes.
   Tensor constant(size_t input, ONNXTensorElementDataType type) const;
 
  private:
@@ -75,8 +75,8 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
-// Whether the CPU can read the tensors that this library computes.
-extern const bool has_host_memory;
+// Where the tensors are that this library computes.
+extern const OrtMemoryInfoDeviceType device_of_tensors;
 
 // Which inputs of a node are tensors of X's shape (the others are parameters), and the types of all inputs.
 struct Roles {
@@ -106,26 +106,25 @@ class Constants {
   std::vector<Tensor> tensors_;
 };
 
-// Numbers that the first run of a node computes from constants. A session may run in several threads.
-template <class Real>
+// What the first run of a node makes from constants. A session may run in several threads.
 class MadeOnce {
  public:
-  template <class Make>
-  const std::vector<Real>& get(Make make) {
+  // make() returns a std::shared_ptr<const Made>: nullptr if this run cannot make it.
+  template <class Made, class Make>
+  const Made* get(Make make) {
     if (!is_made_.load(std::memory_order_acquire)) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (!is_made_.load(std::memory_order_relaxed)) {
-        numbers_ = make();
-        is_made_.store(true, std::memory_order_release);
-      }
+      if (made_ == nullptr) made_ = make();
+      if (made_ == nullptr) return nullptr;
+      is_made_.store(true, std::memory_order_release);
     }
-    return numbers_;
+    return static_cast<const Made*>(made_.get());
   }
 
  private:
   std::atomic<bool> is_made_ = false;
   std::mutex mutex_;
-  std::vector<Real> numbers_;
+  std::shared_ptr<const void> made_;
 };
 
 // One run of a node: its tensors, and the threads or the stream that compute it.
@@ -147,7 +146,7 @@ class Run {
   // Solves one of NNORM_FOR_EACH_PROBLEM on the session's threads or on its CUDA stream. `prepared` holds what is
   // prepared from the parameters once; it is nullptr if they may change.
   template <class Problem>
-  void solve(const Problem& problem, MadeOnce<typename Problem::Real>* prepared) const;
+  void solve(const Problem& problem, MadeOnce* prepared) const;
 
   // Waking a thread takes microseconds, as long as one or two items of elements_per_item.
   static constexpr size_t fewest_items_to_share = 4;

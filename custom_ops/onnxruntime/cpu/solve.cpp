@@ -20,7 +20,7 @@ std::vector<Real> repeated(const Real* values, size_t count, size_t times) {
 }
 
 template <class T>
-void solve_on(const Run& run, const ChannelProblem<T>& problem, MadeOnce<Arithmetic<T>>* prepared) {
+void solve_on(const Run& run, const ChannelProblem<T>& problem, MadeOnce* prepared) {
   if (problem.empty()) return;
   const size_t channels = problem.channels, extent = problem.extent;
   const bool each_its_own = extent == 1 || (extent < short_run && problem.samples >= enough_samples);
@@ -52,7 +52,7 @@ void run_rows(const Run& run, const RowProblem<T>& work) {
 }
 
 template <class T>
-void solve_on(const Run& run, const RowProblem<T>& problem, MadeOnce<Arithmetic<T>>*) {
+void solve_on(const Run& run, const RowProblem<T>& problem, MadeOnce*) {
   if (problem.empty()) return;
   RowProblem<T> work = problem;
   std::vector<Arithmetic<T>> weights, biases;
@@ -69,14 +69,14 @@ void solve_on(const Run& run, const RowProblem<T>& problem, MadeOnce<Arithmetic<
 
 }  // namespace
 
-const bool has_host_memory = true;
+const OrtMemoryInfoDeviceType device_of_tensors = OrtMemoryInfoDeviceType_CPU;
 
 template <class Problem>
-void Run::solve(const Problem& problem, MadeOnce<typename Problem::Real>* prepared) const {
+void Run::solve(const Problem& problem, MadeOnce* prepared) const {
   solve_on(*this, problem, prepared);
 }
 
-#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&, MadeOnce<Problem::Real>*) const;
+#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&, MadeOnce*) const;
 #define NNORM_INSTANTIATE(T) NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE_PROBLEM, T)
 NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
 #undef NNORM_INSTANTIATE

@@ -22,13 +22,15 @@ void run_items(const Run& run, const Work& work, void (*kernel)(const Work&, siz
 // The prepared parameters of the channels, each `repeat` times: prepared once, or in `memory` for this run.
 template <class T>
 const std::vector<Arithmetic<T>>& channel_table(const ChannelProblem<T>& problem, size_t repeat,
-                                                MadeOnce<Arithmetic<T>>* prepared, std::vector<Arithmetic<T>>& memory) {
+                                                MadeOnce* prepared, std::vector<Arithmetic<T>>& memory) {
+  using Table = std::vector<Arithmetic<T>>;
   const auto make = [&] {
-    std::vector<Arithmetic<T>> table(size_t(ChannelField::count) * problem.channels * repeat);
+    Table table(size_t(ChannelField::count) * problem.channels * repeat);
     best_instruction_set().table<T>().prepare_channels(problem.parameters, problem.channels, repeat, table.data());
     return table;
   };
-  if (prepared != nullptr && repeat == 1) return prepared->get(make);
+  if (prepared != nullptr && repeat == 1)
+    return *prepared->get<Table>([&] { return std::make_shared<const Table>(make()); });
   return memory = make();
 }
 

@@ -1,19 +1,64 @@
-// Solves the operators' problems on GPUs: one launch on the stream of the session, without waiting.
+// Solves the operators' problems on GPUs: one launch on the stream of the session, without waiting. The first run of a node
+// also makes the table of its channels.
 #include "../runtime.h"
 #include "nnorm/cuda_kernels.h"
 #include "nnorm/same_bits.h"
 
 namespace nnorm::ort {
+namespace {
 
-const bool has_host_memory = false;
-
-template <class Problem>
-void Run::solve(const Problem& problem, MadeOnce<typename Problem::Real>*) const {
-  const cudaError_t error = cuda::run(problem, static_cast<cudaStream_t>(gpu_stream()), same_bits_wanted());
+void must(cudaError_t error) {
   if (error != cudaSuccess) throw Error{ORT_EP_FAIL, std::string("CUDA: ") + cudaGetErrorString(error)};
 }
 
-#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&, MadeOnce<Problem::Real>*) const;
+// While it exists, this thread may allocate memory although another thread captures a stream.
+class BesideCaptures {
+ public:
+  BesideCaptures() { must(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCaptures(const BesideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // the thread's own while this object exists
+};
+
+template <class T>
+std::shared_ptr<const void> table_of(const ChannelProblem<T>& problem, cudaStream_t stream) {
+  const BesideCaptures allowed;
+  cudaStreamCaptureStatus status;
+  must(cudaStreamIsCapturing(stream, &status));
+  if (status != cudaStreamCaptureStatusNone) return nullptr;  // the graph would make it, in each of its replays
+  void* memory = nullptr;
+  must(cudaMalloc(&memory, cuda::table_size(problem)));
+  const std::shared_ptr<void> table(memory, cudaFree);
+  must(cuda::prepare(problem, memory, stream, same_bits_wanted()));
+  must(cudaStreamSynchronize(stream));  // other threads run the node in other streams
+  return table;
+}
+
+template <class T>
+cudaError_t solve_on(const ChannelProblem<T>& problem, MadeOnce* prepared, cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  const void* table = nullptr;
+  if (prepared != nullptr) table = prepared->get<void>([&] { return table_of(problem, stream); });
+  return cuda::run(problem, stream, same_bits_wanted(), table);
+}
+
+template <class T>
+cudaError_t solve_on(const RowProblem<T>& problem, MadeOnce*, cudaStream_t stream) {
+  return cuda::run(problem, stream, same_bits_wanted());
+}
+
+}  // namespace
+
+const OrtMemoryInfoDeviceType device_of_tensors = OrtMemoryInfoDeviceType_GPU;
+
+template <class Problem>
+void Run::solve(const Problem& problem, MadeOnce* prepared) const {
+  must(solve_on(problem, prepared, static_cast<cudaStream_t>(gpu_stream())));
+}
+
+#define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&, MadeOnce*) const;
 #define NNORM_INSTANTIATE(T) NNORM_FOR_EACH_PROBLEM(NNORM_INSTANTIATE_PROBLEM, T)
 NNORM_FOR_EACH_TYPE(NNORM_INSTANTIATE)
 #undef NNORM_INSTANTIATE

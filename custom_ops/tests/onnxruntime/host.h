@@ -63,6 +63,9 @@ inline std::vector<size_t> handed_out;
 // The inputs of nodes that are constants.
 inline std::map<std::pair<const OrtKernelInfo*, size_t>, Tensor> constants;
 
+// The stream of sessions on a GPU.
+inline void* gpu_stream = nullptr;
+
 inline long live_statuses = 0, live_infos = 0, live_domains = 0;
 
 // The number of the API call that fails, counted from now on; 0 for none.
@@ -177,7 +180,7 @@ inline OrtApi make_api() {
   };
   api.KernelContext_GetGPUComputeStream = [](const OrtKernelContext*, void** stream) noexcept {
     if (OrtStatus* status = injected()) return status;
-    *stream = nullptr;
+    *stream = gpu_stream;
     return static_cast<OrtStatus*>(nullptr);
   };
   api.CreateTensorTypeAndShapeInfo = [](OrtTensorTypeAndShapeInfo** info) noexcept {

@@ -108,16 +108,17 @@ void test_unusable_library(const OrtApi& api) {
   }
 }
 
-// One node with the default attributes, of X [2, 16, extent].
+// One node with the default attributes, of X [2, channels, extent].
 template <class T>
 struct Node {
   const Shape shape;
   std::vector<T> x, residual;
   std::vector<std::vector<Arithmetic<T>>> parameters;
   const OrtCustomOp* op;
-  bool on_device = false;  // the parameters are constants, in memory that the host cannot read
+  const host::Node attributes;
+  void* state = nullptr;
 
-  explicit Node(const OrtCustomOp* called, int64_t extent = 5) : shape{2, 16, extent}, op(called) {
+  explicit Node(const OrtCustomOp* called, int64_t extent = 5, int64_t channels = 16) : shape{2, channels, extent}, op(called) {
     Random random(7);
     std::vector<double> numbers(nnorm::count(shape)), others(numbers.size());
     for (double& number : numbers) number = random.normal();
@@ -126,39 +127,95 @@ struct Node {
     residual = to_type<T>(others);
     const bool frozen = op->GetInputTypeCount(op) > 3, layer = std::string(op->GetName(op)) == "LayerNormalNorm";
     for (size_t i = 0; i < (frozen ? 6 : 2); ++i) {
-      std::vector<Arithmetic<T>>& values = parameters.emplace_back(layer ? size_t(extent) : 16);
+      std::vector<Arithmetic<T>>& values = parameters.emplace_back(size_t(layer ? extent : channels));
       for (Arithmetic<T>& value : values) value = Arithmetic<T>(random.uniform(0.5, 1.5));
     }
   }
 
-  // Runs the node. Returns the message of the error, or an empty string and y.
-  std::string run(std::vector<T>& y, const Shape& x_shape) {
-    const OrtApi* const api = host::current_api;
-    void* state = nullptr;
-    const host::Node attributes;
-    for (size_t i = 1; on_device && i <= parameters.size(); ++i)
-      host::constants[{reinterpret_cast<const OrtKernelInfo*>(&attributes), i}] = {{shape[1]}, reinterpret_cast<void*>(1)};
-    OrtStatus* status = op->CreateKernelV2(op, api, reinterpret_cast<const OrtKernelInfo*>(&attributes), &state);
+  ~Node() { destroy(); }
+  Node(const Node&) = delete;
+
+  // Creates the kernel. Its parameters are constants of the model in a GPU's memory, or computed.
+  OrtStatus* create(bool constants) {
+    const auto* const info = reinterpret_cast<const OrtKernelInfo*>(&attributes);
+    for (size_t i = 0; constants && i < parameters.size(); ++i)
+      host::constants[{info, i + 1}] = {{int64_t(parameters[i].size())}, parameters[i].data(), true, op->GetInputType(op, i + 1)};
+    OrtStatus* const status = op->CreateKernelV2(op, host::current_api, info, &state);
     host::constants.clear();
-    if (status == nullptr) {
-      host::Context context;
-      context.refused_from = SIZE_MAX;
-      context.inputs.push_back({x_shape, x.data()});
-      for (auto& values : parameters)
-        context.inputs.push_back({values.size() == size_t(shape[2]) ? Shape{shape[2]} : Shape{x_shape[1]}, values.data()});
-      if (op->GetInputTypeCount(op) == 8) context.inputs.push_back({x_shape, residual.data()});
-      y.resize(x.size());
-      context.output.data = y.data();
-      status = op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
-      op->KernelDestroy(state);
-    }
+    return status;
+  }
+
+  void destroy() {
+    if (state != nullptr) op->KernelDestroy(state);
+    state = nullptr;
+  }
+
+  // Runs the kernel.
+  OrtStatus* compute(std::vector<T>& y, const Shape& x_shape) {
+    host::Context context;
+    context.refused_from = SIZE_MAX;
+    context.inputs.push_back({x_shape, x.data()});
+    for (auto& values : parameters)
+      context.inputs.push_back({values.size() == size_t(shape[2]) ? Shape{shape[2]} : Shape{x_shape[1]}, values.data()});
+    if (op->GetInputTypeCount(op) == 8) context.inputs.push_back({x_shape, residual.data()});
+    y.resize(x.size());
+    context.output.data = y.data();
+    return op->KernelComputeV2(state, reinterpret_cast<OrtKernelContext*>(&context));
+  }
+  std::vector<T> compute() {
+    std::vector<T> y;
+    const std::string reason = message(compute(y, shape));
+    CHECK(reason.empty(), "%s", reason.c_str());
+    return y;
+  }
+
+  // Creates, runs and destroys the kernel. Returns the message of the error, or an empty string and y.
+  std::string run(std::vector<T>& y, const Shape& x_shape, bool constants = false) {
+    OrtStatus* status = create(constants);
+    if (status == nullptr) status = compute(y, x_shape);
+    destroy();
+    return message(status);
+  }
+  std::string run(std::vector<T>& y, bool constants = false) { return run(y, shape, constants); }
+
+ private:
+  static std::string message(OrtStatus* status) {
     if (status == nullptr) return "";
-    const std::string message = api->GetErrorMessage(status);
-    api->ReleaseStatus(status);
+    const std::string message = host::current_api->GetErrorMessage(status);
+    host::current_api->ReleaseStatus(status);
     return message;
   }
-  std::string run(std::vector<T>& y) { return run(y, shape); }
 };
+
+// The first run of a node whose parameters are constants makes a table of its channels, and later runs read it: they do not
+// see what the test writes over the parameters. A run in a stream that is being captured makes none.
+template <class T>
+void test_table(const OrtCustomOp* op, const std::vector<T>& y) {
+  const bool has_table = op->GetInputTypeCount(op) > 3;
+  for (const bool captured_first : {false, true}) {
+    Node<T> node(op);
+    const auto change = [&] { node.parameters.front().front() += 1; };
+    CHECK(node.create(true) == nullptr, "%s", op->GetName(op));
+    if (captured_first) {
+      host::gpu_stream = &node;
+      CHECK(same_bits(node.compute(), y), "%s: in a captured stream", op->GetName(op));
+      change();
+      CHECK(!same_bits(node.compute(), y), "%s: a captured stream has a table", op->GetName(op));
+      host::gpu_stream = nullptr;
+    }
+    const std::vector<T> first = node.compute();
+    CHECK(same_bits(first, y) != captured_first, "%s: with constants", op->GetName(op));
+    change();
+    CHECK(same_bits(node.compute(), first) == has_table, "%s: a later run with constants", op->GetName(op));
+    host::gpu_stream = &node;
+    CHECK(same_bits(node.compute(), first) == has_table, "%s: captured after the first run", op->GetName(op));
+    host::gpu_stream = nullptr;
+  }
+  if (!has_table) return;
+  std::vector<T> of_many;
+  const std::string why = Node<T>(op, 1, 1 << 16).run(of_many, true);
+  CHECK(why.find("CUDA: out of memory") != std::string::npos, "%s: a table without memory: %s", op->GetName(op), why.c_str());
+}
 
 // The number of values of a large tensor whose bits differ from those of the CPU library.
 template <class T>
@@ -192,10 +249,7 @@ void test_runs(const Outcome& outcome, ONNXTensorElementDataType type, double to
       worst = std::max(worst, std::fabs(double(nnorm::widened(y[i])) - value) / (1 + std::fabs(value)));
     }
     CHECK(worst <= tolerance, "%s of %s: the kernels differ by %.3g", op->GetName(op), NameOf<T>::value, worst);
-    std::vector<T> again;
-    on_gpu.on_device = true;
-    CHECK(on_gpu.run(again).empty() && same_bits(again, y), "%s: constants in the device's memory", op->GetName(op));
-    on_gpu.on_device = false;
+    test_table(op, y);
     ++compared;
     const size_t different = count_different<T>(op, same);
     if (sizeof(T) > 2 || nnorm::same_bits_wanted())
@@ -203,14 +257,16 @@ void test_runs(const Outcome& outcome, ONNXTensorElementDataType type, double to
     else
       CHECK(different > 0, "%s of %s: not computed by the device's instructions", op->GetName(op), NameOf<T>::value);
     // Every call of the API fails in turn, then the launch of the kernel, for a size that it does not support.
-    long calls = 0;
-    for (bool failed = true; failed && calls < 1000;) {
-      host::failing_call = ++calls;
-      const std::string why = on_gpu.run(y);
-      failed = host::stop_failing();
-      CHECK(failed != why.empty(), "%s, failure %ld: %s", op->GetName(op), calls, why.c_str());
+    for (const bool constants : {false, true}) {
+      long calls = 0;
+      for (bool failed = true; failed && calls < 1000;) {
+        host::failing_call = ++calls;
+        const std::string why = on_gpu.run(y, constants);
+        failed = host::stop_failing();
+        CHECK(failed != why.empty(), "%s, failure %ld: %s", op->GetName(op), calls, why.c_str());
+      }
+      CHECK(calls > 10 && host::live_statuses == 0 && host::live_infos == 0, "%s: an object is lost", op->GetName(op));
     }
-    CHECK(calls > 10 && host::live_statuses == 0 && host::live_infos == 0, "%s: an object is lost", op->GetName(op));
     if (std::strcmp(op->GetName(op), "LayerNormalNorm") == 0) continue;  // its weight would be as large as x
     for (auto& values : on_gpu.parameters) values.resize(1);
     const std::string why = on_gpu.run(y, {1, 1, int64_t(1) << 31});
