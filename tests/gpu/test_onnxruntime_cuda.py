@@ -145,6 +145,15 @@ class Bound:
         return from_device(self.y)
 
 
+def with_constants(
+    folder: Path, op_type: str, values: dict[str, np.ndarray], **attributes: Any
+) -> tuple[dict[str, np.ndarray], str]:
+    """The tensors among the values, and a model whose parameters are constants."""
+    tensors = {name: value for name, value in values.items() if value.shape == values["X"].shape}
+    constants = [name for name in values if name not in tensors]
+    return tensors, single_node_model(folder / "constants.onnx", op_type, values, constants=constants, **attributes)
+
+
 def assert_close(y: np.ndarray, expected: np.ndarray, dtype: str) -> None:
     error = np.abs(y.astype(np.float64) - expected) / np.maximum(1, np.abs(expected))
     assert error.max(initial=0) <= BOUNDS[dtype]  # NaN is not
@@ -173,6 +182,11 @@ def test_every_operator_matches_the_oracle_and_runs_on_the_gpu(
     assert_close(y, expected, dtype)
     # One node, ours, and none that copies: neither its body ran nor another provider.
     assert who_ran(session) == {(op_type, PROVIDER): 1}
+    # The first run with constants makes a table of them, which all runs read.
+    tensors, path = with_constants(tmp_path, op_type, values, **{**ATTRIBUTES.get(op_type, {}), **attributes})
+    session = open_session(path)
+    for _ in range(2):
+        assert_same_bits(run_numpy(session, tensors), y)
 
 
 @pytest.mark.parametrize("lmbda", [0.0, 1.0, 2.0])
@@ -203,14 +217,18 @@ def test_tensors_off_a_boundary_of_16_bytes(op_type: str, dtype: str, tmp_path: 
     assert_close(Bound(path, values, offset=1).run(), expected_output(op_type, values, num_groups, 1), dtype)
 
 
+@pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("dtype", ELEMENTS)
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_a_graph_replays_on_new_data(
-    op_type: str, dtype: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    op_type: str, dtype: str, constants: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first = make_values(op_type, (6, 8, 1031), dtype)
+    if constants:
+        first, path = with_constants(tmp_path, op_type, first, **ATTRIBUTES.get(op_type, {}))
+    else:
+        path = single_node_model(tmp_path / "node.onnx", op_type, first, **ATTRIBUTES.get(op_type, {}))
     second = {name: np.flip(array, 0).copy() for name, array in first.items()}
-    path = single_node_model(tmp_path / "node.onnx", op_type, first, **ATTRIBUTES.get(op_type, {}))
     plain = Bound(path, first)
     expected = [plain.run(), plain.run(second)]
     assert (expected[0] != expected[1]).any()
@@ -230,7 +248,7 @@ def test_a_graph_replays_on_new_data(
 def test_the_stream_of_the_caller_is_used_and_not_waited_for(op_type: str, tmp_path: Path) -> None:
     """X gets its values on the stream, after a pause. A kernel on any other stream would see NaN in it."""
     values = make_values(op_type, (6, 8, 1031), "float32")
-    path = single_node_model(tmp_path / "node.onnx", op_type, values, **ATTRIBUTES.get(op_type, {}))
+    values, path = with_constants(tmp_path, op_type, values, **ATTRIBUTES.get(op_type, {}))
     stream = torch.cuda.Stream()
     bound = Bound(path, values, user_compute_stream=str(stream.cuda_stream))
     expected = bound.run()
