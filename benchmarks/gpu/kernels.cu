@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(256) copy_accesses(const uint4* from, uint4* t
 struct Pools {
   unsigned char *x, *residual, *y;
   float* parameters[6];  // scale, shift, exponent_pos, exponent_neg, weight, bias
-  void* tables[2];         // of the channels of a group; the second has the bits of CPUs
+  void* tables[2];  // of the channels of a group; the second has the bits of CPUs
   unsigned long long* found;
 
   Pools() {

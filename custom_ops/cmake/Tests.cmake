@@ -135,6 +135,7 @@ nnorm_add_test_of_both_arithmetics(test_cuda_library "ASAN_OPTIONS=detect_odr_vi
 if(NOT NNORM_SANITIZE)
   add_library(nnorm_ort_cuda_on_host SHARED
     $<FILTER:$<TARGET_OBJECTS:nnorm_ort_cpu>,EXCLUDE,/solve\\.cpp> onnxruntime/cuda/solve.cpp)
+  target_compile_definitions(nnorm_ort_cuda_on_host PRIVATE NNORM_CUDA_OPERATORS_OF_CPU)
   target_link_libraries(nnorm_ort_cuda_on_host PRIVATE
     nnorm_ort_operators nnorm_cuda_on_host nnorm_kernels ${CMAKE_DL_LIBS})
 endif()

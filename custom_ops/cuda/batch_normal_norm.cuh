@@ -1,11 +1,12 @@
 // BatchNormalNorm: y = epilogue(weight·ψ(scale·x + shift) + bias) with frozen exponents, in one pass over x.
 //
-// A thread needs two divisions to prepare a channel. prepare() does it once for a model whose parameters are constants:
-// then the kernels read its table. There are four, because without a table each prepares the channels in its own way. In
-// `_tiles`, `_crossing` and `_columns` a block does it in shared memory, while its loads are in flight. In `_tiles` an
-// access has one channel; in `_crossing` each of its elements has its own. In `_columns` a thread computes the same
-// neighboring positions, each of its own channel, in many samples. In `_rows` a warp computes a segment of one channel's
-// extent. kernel_for() chooses one of them.
+// A thread needs two divisions to prepare a channel. prepare() does it once for all runs, if the parameters are constants of
+// a model; the kernels then read its table. Otherwise they prepare the channels: in `_tiles`, `_crossing` and `_columns` a
+// block does it in shared memory, while its loads are in flight.
+//
+// There are four kernels, for different layouts. In `_tiles` an access has one channel; in `_crossing` each of its elements
+// has its own. In `_columns` a thread computes the same neighboring positions, each of its own channel, in many samples. In
+// `_rows` a warp computes a segment of one channel's extent. kernel_for() chooses one of them.
 #pragma once
 
 #include "channel_columns.cuh"
@@ -141,11 +142,12 @@ template <class T>
 cudaError_t prepare(const ChannelProblem<T>& problem, void* table, cudaStream_t stream, bool same_bits) {
   if (problem.channels == 0) return cudaSuccess;
   return with_elements(PreparedProblem<T>{problem, nullptr}, same_bits, [=](const auto& of_elements) {
-    using Elements = std::remove_const_t<std::remove_pointer_t<decltype(of_elements.x)>>;
-    static_assert(sizeof(Guarded<Elements>) == sizeof(Guarded<T>));
-    const size_t entries = entries_of_table(problem.channels);
-    const TableWork<Elements> work{parameters_of(of_elements), static_cast<Guarded<Elements>*>(table), problem.channels, entries};
-    return launch(&batch_normal_norm_table<Elements>, unsigned(divided_up(entries, channel_threads)), channel_threads, stream, work);
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(of_elements.x)>>;
+    static_assert(sizeof(Guarded<Element>) == sizeof(Guarded<T>));
+    const TableWork<Element> work{parameters_of(of_elements), static_cast<Guarded<Element>*>(table), problem.channels,
+                                  entries_of_table(problem.channels)};
+    const unsigned blocks = unsigned(divided_up(work.entries, channel_threads));
+    return launch(&batch_normal_norm_table<Element>, blocks, channel_threads, stream, work);
   });
 }
 

@@ -122,8 +122,11 @@ struct alignas(16) Entry {
 
 // The same with its guard, if tensors of T need one.
 template <class T, bool by_device = computed_by_device<T>>
-struct Guarded : Entry<T> {
-  static NNORM_DEVICE Guarded of(const Channel<Arithmetic<T>>& channel) { return {{channel}}; }
+struct alignas(16) Guarded {
+  Channel<Arithmetic<T>> channel;
+  Arithmetic<T> padding;  // accesses to the table read it too
+
+  static NNORM_DEVICE Guarded of(const Channel<Arithmetic<T>>& channel) { return {channel, 0}; }
 };
 template <class T>
 struct alignas(16) Guarded<T, true> {
@@ -145,16 +148,17 @@ struct LoadedChannel {
   }
 };
 
-// A problem, and the table of its channels if prepare() has made one. Behind the last channel the table begins again, so
-// that a block finds the channels of neighboring rows side by side.
+// A problem, and the table of its channels if prepare() has made one.
 template <class T>
 struct PreparedProblem : ChannelProblem<T> {
   const void* table;
 };
 
-constexpr unsigned most_channels_of_block = channel_threads;
+// The most neighboring rows whose channels a block of `_tiles` or `_crossing` looks up. Behind the last channel the table
+// begins again, so that these are side by side.
+constexpr unsigned most_rows_of_block = channel_threads;
 
-constexpr size_t entries_of_table(size_t channels) { return channels + most_channels_of_block; }
+constexpr size_t entries_of_table(size_t channels) { return channels + most_rows_of_block; }
 
 template <class T>
 struct ChannelParameters {

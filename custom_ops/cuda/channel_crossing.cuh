@@ -17,7 +17,7 @@ struct ChannelCrossing : ChannelTensors<T> {
 
 // Channels that a block keeps. With accesses of one element each thread can have a channel of its own.
 template <int width>
-constexpr unsigned most_channels_of_crossing = width == 1 ? most_channels_of_block : 64;
+constexpr unsigned most_channels_of_crossing = width == 1 ? most_rows_of_block : 64;
 
 constexpr int blocks_of_crossing = 6;  // of a multiprocessor
 // With a residual, accesses of 16-bit numbers have registers for one less, and were still the fastest on an H200.

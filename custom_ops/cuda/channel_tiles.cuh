@@ -15,6 +15,7 @@ struct ChannelTiles : ChannelTensors<T> {
 };
 
 constexpr unsigned most_channels_of_tile = 64;
+static_assert(most_channels_of_tile <= most_rows_of_block);
 
 // A block computes `own` neighboring accesses for each of its threads. An access lies in one row.
 template <Epilogue epilogue, int own, int resident, class T>

@@ -1,6 +1,7 @@
 #include "runtime.h"
 
 #include <algorithm>
+#include <new>
 #include <thread>
 
 namespace nnorm::ort {
@@ -140,6 +141,19 @@ void Run::over_items(size_t items, void* call, void (*item)(void*, size_t), size
 size_t Run::machine_threads() {
   static const size_t threads = std::max(1u, std::thread::hardware_concurrency());
   return threads;
+}
+
+std::shared_ptr<void> Run::allocate(size_t bytes, size_t beside) const {
+  const OrtValue* value = nullptr;
+  check(api_, api_->KernelContext_GetInput(context_, beside, &value));
+  const OrtMemoryInfo* memory = nullptr;
+  check(api_, api_->GetTensorMemoryInfo(value, &memory));
+  OrtAllocator* found = nullptr;
+  check(api_, api_->KernelContext_GetAllocator(context_, memory, &found));
+  const std::shared_ptr<OrtAllocator> allocator(found, api_->ReleaseAllocator);
+  void* const allocated = allocator->Alloc(allocator.get(), bytes);  // throws if the session has no memory, or returns this
+  if (allocated == nullptr) throw std::bad_alloc();
+  return std::shared_ptr<void>(allocated, [allocator](void* its) { allocator->Free(allocator.get(), its); });
 }
 
 void* Run::gpu_stream() const {

@@ -106,10 +106,10 @@ class Constants {
   std::vector<Tensor> tensors_;
 };
 
-// What the first run of a node makes from constants. A session may run in several threads.
+// What the first run of a node that can makes from constants. A session may run in several threads.
 class MadeOnce {
  public:
-  // make() returns a std::shared_ptr<const Made>: nullptr if this run cannot make it.
+  // make() returns a std::shared_ptr<const Made>: nullptr if this run cannot make it. Made is the same in all calls.
   template <class Made, class Make>
   const Made* get(Make make) {
     if (!is_made_.load(std::memory_order_acquire)) {
@@ -160,6 +160,9 @@ class Run {
 
   // The stream of a session on a GPU.
   void* gpu_stream() const;
+
+  // Memory of the session, where input `beside` is. It may be kept until the session ends.
+  std::shared_ptr<void> allocate(size_t bytes, size_t beside) const;
 
  private:
   const OrtApi* api_;

@@ -54,6 +54,7 @@ struct Selection {
 std::vector<ChannelGeometry> channel_geometries() {
   // The last of these: several blocks of columns whose first and last channels are shared with their neighbors.
   std::vector<ChannelGeometry> all{{0, 3, 4, 0}, {2, 3, 0, 0}, {1, 1, 1, 0}, {1, 1, 4099, 0}, {1, 2, 70001, 0}, {17, 60, 49, 0}};
+  all.push_back({256, 3, 1, 0});  // a block that begins with the last channel, and has as many rows as it can
   // Without a GPU these run at once, with accesses of four elements that cross rows.
   for (const ChannelGeometry& g : {ChannelGeometry{4, 21, 49, 0}, {2, 30, 34, 0}, {1, 3, 1028, 0}}) all.push_back(g);
   for (const size_t extent : {1, 2, 3, 16, 49, 64, 129, 256, 511, 1024, 1025, 3001})
@@ -90,7 +91,7 @@ std::vector<T> run(const ChannelGeometry& g, const EpilogueFacts& facts, const C
   problem.extent = g.extent;
   problem.epilogue = facts.epilogue;
   const bool as_on_cpus = halves == Halves::same_bits;
-  Output<char> table_apart(nnorm::cuda::table_size(problem), 0);
+  Output<char> table_apart(place.has_table ? nnorm::cuda::table_size(problem) : 0, 0);
   const OnDevice<char> table_there(table_apart);
   cudaError_t error = cudaSuccess;
   if (place.has_table) {

@@ -69,11 +69,13 @@ Difference of_channels(size_t values, Halves halves) {
   Random random(31);
   Difference difference;
   const std::vector<ChannelSizes> large = large_channels();
-  for (size_t round = 0; round < large.size() || difference.values < values; ++round) {
+  // Each size takes part twice: its channels are in a table, or each block prepares its own.
+  for (size_t round = 0; round < 2 * large.size() || difference.values < values; ++round) {
+    const bool has_table = round % 2 == 0;
     const auto [samples, channels, extent, is_last] =
-        round < large.size()
-            ? large[round]
-            : ChannelSizes{1 + random.below(3), 1 + random.below(40), 1 + random.below(300), round % 2 == 1};
+        round < 2 * large.size()
+            ? large[round / 2]
+            : ChannelSizes{1 + random.below(3), 1 + random.below(40), 1 + random.below(300), round / 2 % 2 == 1};
     const ChannelParameters<Arithmetic<T>> p(channels, random);
     const size_t size = samples * channels * extent;
     const std::vector<T> x = numbers<T>(size, kind_of(halves, round), random), residual = numbers<T>(size, kind_of(halves, round / 3), random);
@@ -86,7 +88,7 @@ Difference of_channels(size_t values, Halves halves) {
     for (auto& each : parameters) parameters_on.push_back(std::make_unique<OnDevice<Arithmetic<T>>>(each));
     for (const EpilogueFacts& facts : nnorm::epilogues) {
       // At unaligned addresses the kernels read elements one by one.
-      const size_t offset = round < large.size() ? 0 : random.below(4);
+      const size_t offset = round < 2 * large.size() ? 0 : random.below(4);
       const Input<T> from(x_there, offset), added(residual_there, offset);
       Output<T> y(size, offset);
       const OnDevice<T> x_on(from), added_on(added), y_on(y);
@@ -97,8 +99,14 @@ Difference of_channels(size_t values, Halves halves) {
       for (size_t i = 0; i < parameters.size(); ++i) problem.parameters[i] = parameters_on[i]->data();
       problem.samples = is_last ? samples * extent : samples, problem.channels = channels, problem.extent = is_last ? 1 : extent;
       problem.epilogue = facts.epilogue;
-      const cudaError_t error = is_last ? nnorm::cuda::run_channels_last(problem, channels, stream(), same_bits)
-                                        : nnorm::cuda::run(problem, stream(), same_bits);
+      Output<char> table(has_table ? nnorm::cuda::table_size(problem) : 0, 0);
+      const OnDevice<char> table_on(table);
+      cudaError_t error = cudaSuccess;
+      if (has_table) error = nnorm::cuda::prepare(problem, table_on.data(), stream(), same_bits);
+      const void* const prepared = has_table ? table_on.data() : nullptr;
+      if (error == cudaSuccess)
+        error = is_last ? nnorm::cuda::run_channels_last(problem, channels, stream(), same_bits, prepared)
+                        : nnorm::cuda::run(problem, stream(), same_bits, prepared);
       CHECK(error == cudaSuccess, "%s %s", NameOf<T>::value, facts.operator_name);
       y_on.fetch(y);
       difference.add(batch_normal_norm<T>(nnorm::best_instruction_set(), rows, facts.epilogue, p, x, residual),

@@ -1,5 +1,6 @@
 // The CUDA kernels. A call only launches a kernel: it allocates no memory and does not wait, so that streams can be
-// captured. Pointers belong to the current device and may have any alignment. A call returns the error of the launch.
+// captured. Pointers belong to the current device; those to tensors and parameters may have any alignment. A call returns
+// the error of the launch.
 //
 // float32 and float64 results have the bits of the CPU kernels. 16-bit results have them if `same_bits` is true;
 // otherwise the device's approximate instructions compute logarithms and powers (half_mathematics.h).
@@ -26,8 +27,9 @@ cudaError_t run_channels_last(const ChannelProblem<T>& problem, size_t lanes, cu
 template <class T>
 size_t table_size(const ChannelProblem<T>& problem);
 
-// Makes the table of the problem's channels, at an address that cudaMalloc() may return. Calls of run() with it in the same
-// stream, or after the stream was synchronized, must have the same `same_bits`. The tensors may be null pointers.
+// Makes the table of the problem's channels, at an address that is a multiple of 16. Calls of run() in this stream, or in
+// others after this one was synchronized, may use it if they have the same T, channels and `same_bits`. They do not read
+// the parameters, and this call does not use the tensors.
 template <class T>
 cudaError_t prepare(const ChannelProblem<T>& problem, void* table, cudaStream_t stream, bool same_bits = false);
 

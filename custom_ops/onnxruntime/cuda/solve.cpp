@@ -7,55 +7,47 @@
 namespace nnorm::ort {
 namespace {
 
+constexpr size_t first_parameter = 1;  // the input behind X
+
 void must(cudaError_t error) {
   if (error != cudaSuccess) throw Error{ORT_EP_FAIL, std::string("CUDA: ") + cudaGetErrorString(error)};
 }
 
-// While it exists, this thread may allocate memory although another thread captures a stream.
-class BesideCaptures {
- public:
-  BesideCaptures() { must(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideCaptures(const BesideCaptures&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // the thread's own while this object exists
-};
-
 template <class T>
-std::shared_ptr<const void> table_of(const ChannelProblem<T>& problem, cudaStream_t stream) {
-  const BesideCaptures allowed;
+std::shared_ptr<const void> table_of(const Run& run, const ChannelProblem<T>& problem, cudaStream_t stream) {
   cudaStreamCaptureStatus status;
   must(cudaStreamIsCapturing(stream, &status));
   if (status != cudaStreamCaptureStatusNone) return nullptr;  // the graph would make it, in each of its replays
-  void* memory = nullptr;
-  must(cudaMalloc(&memory, cuda::table_size(problem)));
-  const std::shared_ptr<void> table(memory, cudaFree);
-  must(cuda::prepare(problem, memory, stream, same_bits_wanted()));
+  const std::shared_ptr<void> table = run.allocate(cuda::table_size(problem), first_parameter);
+  must(cuda::prepare(problem, table.get(), stream, same_bits_wanted()));
   must(cudaStreamSynchronize(stream));  // other threads run the node in other streams
   return table;
 }
 
 template <class T>
-cudaError_t solve_on(const ChannelProblem<T>& problem, MadeOnce* prepared, cudaStream_t stream) {
+cudaError_t solve_on(const Run& run, const ChannelProblem<T>& problem, MadeOnce* prepared, cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
   const void* table = nullptr;
-  if (prepared != nullptr) table = prepared->get<void>([&] { return table_of(problem, stream); });
+  if (prepared != nullptr) table = prepared->get<void>([&] { return table_of(run, problem, stream); });
   return cuda::run(problem, stream, same_bits_wanted(), table);
 }
 
 template <class T>
-cudaError_t solve_on(const RowProblem<T>& problem, MadeOnce*, cudaStream_t stream) {
+cudaError_t solve_on(const Run&, const RowProblem<T>& problem, MadeOnce*, cudaStream_t stream) {
   return cuda::run(problem, stream, same_bits_wanted());
 }
 
 }  // namespace
 
+#if defined(NNORM_CUDA_OPERATORS_OF_CPU)  // a build for tests
+const OrtMemoryInfoDeviceType device_of_tensors = OrtMemoryInfoDeviceType_CPU;
+#else
 const OrtMemoryInfoDeviceType device_of_tensors = OrtMemoryInfoDeviceType_GPU;
+#endif
 
 template <class Problem>
 void Run::solve(const Problem& problem, MadeOnce* prepared) const {
-  must(solve_on(problem, prepared, static_cast<cudaStream_t>(gpu_stream())));
+  must(solve_on(*this, problem, prepared, static_cast<cudaStream_t>(gpu_stream())));
 }
 
 #define NNORM_INSTANTIATE_PROBLEM(Problem) template void Run::solve(const Problem&, MadeOnce*) const;

@@ -2,23 +2,20 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 
 struct CUstream_st;
 struct CUevent_st;
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorLaunchFailure = 719 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeRelaxed = 2 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 
 inline const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaSuccess                 ? "no error"
-         : error == cudaErrorInvalidValue     ? "invalid argument"
-         : error == cudaErrorMemoryAllocation ? "out of memory"
-                                              : "unspecified launch failure";
+  return error == cudaSuccess           ? "no error"
+         : error == cudaErrorInvalidValue ? "invalid argument"
+                                          : "unspecified launch failure";
 }
 
 namespace cuda_on_host {
@@ -26,32 +23,16 @@ namespace cuda_on_host {
 inline int multiprocessors = 1, shared_memory = 100 << 10;
 inline unsigned clusters = 2;  // that run at once; 0: the GPU has none
 inline bool have_clusters_run = false;
-constexpr size_t memory = 1 << 20;  // that one allocation may have
 // A stream that is being captured: the only one that is not nullptr.
 inline bool is_captured(cudaStream_t stream) { return stream != nullptr; }
 }  // namespace cuda_on_host
 
-inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  *memory = bytes > cuda_on_host::memory ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
-}
-inline cudaError_t cudaFree(void* memory) {
-  std::free(memory);
-  return cudaSuccess;
-}
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status = cuda_on_host::is_captured(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cuda_on_host::is_captured(stream) ? cudaErrorInvalidValue : cudaSuccess;
-}
-inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  static thread_local cudaStreamCaptureMode of_thread = cudaStreamCaptureModeGlobal;
-  const cudaStreamCaptureMode before = of_thread;
-  of_thread = *mode;
-  *mode = before;
-  return cudaSuccess;
 }
 
 inline cudaError_t cudaGetDevice(int* device) {

@@ -66,7 +66,26 @@ inline std::map<std::pair<const OrtKernelInfo*, size_t>, Tensor> constants;
 // The stream of sessions on a GPU.
 inline void* gpu_stream = nullptr;
 
-inline long live_statuses = 0, live_infos = 0, live_domains = 0;
+inline long live_statuses = 0, live_infos = 0, live_domains = 0, live_allocators = 0, live_allocations = 0;
+
+// Memory of a session: an allocator as the library gets it, which has little of it.
+struct Allocator : OrtAllocator {
+  static constexpr size_t most = 1 << 20;
+
+  Allocator() : OrtAllocator{} {
+    version = ORT_API_VERSION;
+    Alloc = [](OrtAllocator*, size_t bytes) noexcept -> void* {
+      const Outside outside;
+      if (bytes > most) return nullptr;
+      ++live_allocations;
+      return std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    };
+    Free = [](OrtAllocator*, void* memory) noexcept {
+      --live_allocations;
+      std::free(memory);
+    };
+  }
+};
 
 // The number of the API call that fails, counted from now on; 0 for none.
 inline long failing_call = 0;
@@ -224,6 +243,17 @@ inline OrtApi make_api() {
     if (OrtStatus* status = injected()) return status;
     *memory = reinterpret_cast<const OrtMemoryInfo*>(value);
     return static_cast<OrtStatus*>(nullptr);
+  };
+  api.KernelContext_GetAllocator = [](const OrtKernelContext*, const OrtMemoryInfo*, OrtAllocator** allocator) noexcept {
+    const Outside outside;
+    if (OrtStatus* status = injected()) return status;
+    ++live_allocators;
+    *allocator = new Allocator;
+    return static_cast<OrtStatus*>(nullptr);
+  };
+  api.ReleaseAllocator = [](OrtAllocator* allocator) noexcept {
+    --live_allocators;
+    delete static_cast<Allocator*>(allocator);
   };
   api.MemoryInfoGetDeviceType = [](const OrtMemoryInfo* memory, OrtMemoryInfoDeviceType* device) noexcept {
     const bool on_gpu = reinterpret_cast<const Tensor*>(memory)->on_gpu;
