@@ -244,11 +244,28 @@ def test_a_graph_replays_on_new_data(
         assert "Replaying the captured" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("op_type", BATCH_OPERATORS)
+def test_the_first_run_makes_a_table_of_the_channels(op_type: str, dtype: str, tmp_path: Path) -> None:
+    tensors, path = with_constants(tmp_path, op_type, make_values(op_type, (6, 8, 1031), dtype))
+    bound = Bound(path, tensors)
+    for run in range(3):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            bound.run()
+        kernels = [event.name for event in profile.events() if "batch_normal_norm" in event.name]
+        assert sum("batch_normal_norm_table" in name for name in kernels) == (run == 0), kernels
+        assert len(kernels) == 1 + (run == 0)
+
+
+@pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_the_stream_of_the_caller_is_used_and_not_waited_for(op_type: str, tmp_path: Path) -> None:
+def test_the_stream_of_the_caller_is_used_and_not_waited_for(op_type: str, constants: bool, tmp_path: Path) -> None:
     """X gets its values on the stream, after a pause. A kernel on any other stream would see NaN in it."""
     values = make_values(op_type, (6, 8, 1031), "float32")
-    values, path = with_constants(tmp_path, op_type, values, **ATTRIBUTES.get(op_type, {}))
+    if constants:
+        values, path = with_constants(tmp_path, op_type, values, **ATTRIBUTES.get(op_type, {}))
+    else:
+        path = single_node_model(tmp_path / "node.onnx", op_type, values, **ATTRIBUTES.get(op_type, {}))
     stream = torch.cuda.Stream()
     bound = Bound(path, values, user_compute_stream=str(stream.cuda_stream))
     expected = bound.run()

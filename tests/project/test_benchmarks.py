@@ -115,6 +115,8 @@ _BENCH = """NVIDIA L4, 58 multiprocessors, 48 MiB of L2 cache; CUDA 13.0, driver
 | --- | --- | ---: | ---: | ---: | ---: |
 | [64, 256] float32 | copy kernel | 101.7 | 101.3 – 101.9 | 4042 | 100 % |
 | [64, 256] float32 | LayerNormalNorm | 106.3 | 106.1 – 106.6 | 3868 | 96 % |
+| [64, 256] float16 | BatchNormalNorm, no table | 53.1 | 53.0 – 53.3 | 3870 | 94 % |
+| [64, 256] float16 | BatchNormalNorm, same bits, no table | 70.1 | 70.0 – 70.3 | 2931 | 71 % |
 """
 
 
@@ -123,10 +125,11 @@ def test_what_ran_on_a_gpu_is_read_from_its_log() -> None:
         "Networks", "vit, batch 8", "kernels", 0.5, 1.25, "NVIDIA L4", "2222222", "a note", "a driver"
     )
     log = f"{_BENCH}[  7.0 s] other lines\n{json.dumps(asdict(network))}\n"
-    kernel, read_network = records.read_log(log, "1111111")
+    kernel, without_table, read_network = records.read_log(log, "1111111")
     assert kernel == records.Record(
         "Kernels", "[64, 256] float32", "LayerNormalNorm", 106.3, 0.96, "NVIDIA L4", "1111111"
     )
+    assert (without_table.row, without_table.ratio) == ("BatchNormalNorm, no table", 0.94)
     assert read_network == network
     page = records.page([kernel, network, replace(kernel, ratio=0.99, commit="3333333")])
     assert "| [64, 256] float32 | LayerNormalNorm | 106.3 | 99 % | 3333333 | 96 % (1111111) |" in page
