@@ -106,7 +106,7 @@ class Constants {
   std::vector<Tensor> tensors_;
 };
 
-// What the first run of a node that can makes from constants. A session may run in several threads.
+// What a node makes from its constants, in the first run that can. A session may run in several threads.
 class MadeOnce {
  public:
   // make() returns a std::shared_ptr<const Made>: nullptr if this run cannot make it. Made is the same in all calls.
