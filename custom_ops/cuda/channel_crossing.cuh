@@ -1,5 +1,5 @@
 // BatchNormalNorm of small tensors whose rows do not consist of whole accesses: a block computes neighboring accesses, and
-// each element looks up its channel. Where there is no table, the block prepares them in shared memory while its loads are
+// each element looks up its channel. Without a table, the block prepares the channels in shared memory while its loads are
 // in flight.
 #pragma once
 

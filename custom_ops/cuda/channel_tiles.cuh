@@ -1,5 +1,5 @@
-// BatchNormalNorm of tensors whose rows consist of whole accesses: a block computes neighboring accesses. Where there is no
-// table, it prepares their channels in shared memory while its loads are in flight.
+// BatchNormalNorm of tensors whose rows consist of whole accesses: a block computes neighboring accesses. Without a table,
+// the block prepares their channels in shared memory while its loads are in flight.
 #pragma once
 
 #include "channel_access.cuh"
