@@ -132,6 +132,30 @@ def test_parameters_that_are_constants_give_the_bits_of_computed_ones(op_type: s
         assert (result.shape, result.tobytes()) == (expected.shape, expected.tobytes())
 
 
+@needs_kernels
+@pytest.mark.parametrize("op_type", BATCH_OPERATORS)
+def test_the_first_run_prepares_the_constants(op_type: str, tmp_path: Any) -> None:
+    """Later runs read what it made of them: they do not see a change of the memory that the constants are in."""
+    values = make_values(op_type, (3, 8, 37), "float32")
+    parameters = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(values[name]) for name in OPERATORS[op_type].parameters
+    }
+    path = single_node_model(tmp_path / "node.onnx", op_type, values, constants=tuple(parameters))
+    sessions = []
+    for _ in range(2):
+        options = onnxruntime.SessionOptions()
+        register(options)
+        for name, value in parameters.items():
+            options.add_initializer(name, value)
+        sessions.append(onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]))
+    tensors = {name: x for name, x in values.items() if name not in parameters}
+    (first,) = sessions[0].run(None, tensors)
+    parameters["bias"].update_inplace(values["bias"] + 1)
+    (later,), (of_other_constants,) = (session.run(None, tensors) for session in sessions)
+    assert later.tobytes() == first.tobytes()
+    assert (of_other_constants != first).any()
+
+
 # Attributes that no implementation takes for an X of shape [4, 8, 6].
 @pytest.mark.parametrize(
     ("op_type", "wrong"),
