@@ -23,6 +23,7 @@ from benchmarks.instructions import check, parse_options
 RECORD = Path(__file__).parents[1] / "results" / "instructions_gpu.json"
 ARCHITECTURE = "sm_90"
 LIBRARY = "libnnorm_ort_cuda.so"
+WARP = 32
 HALVES = ("nnorm::Float16", "nnorm::BFloat16")
 # Type of the tensors -> elements in 16 bytes, the widest access.
 WIDEST = {
@@ -59,6 +60,11 @@ class Kernel(NamedTuple):
         if self.name.startswith("batch_normal_norm"):
             return self.arguments[-1] == str(WIDEST[self.dtype])
         return self.arguments[1 if self.name.endswith("long_rows") else 2] == "true"
+
+    @property
+    def is_of_warp(self) -> bool:
+        """Whether a warp or a part of one computes a row of it."""
+        return self.name == "layer_group_normal_norm_rows" and int(self.arguments[0]) <= WARP
 
     @property
     def reads_ahead(self) -> bool:

@@ -317,7 +317,7 @@ void measure_type(const Device& device, const Pools& pools, const std::string& t
     groups.add_rows("GroupNormalNorm", n * 32, c / 32 * h * w, 32, h * w);
     finish(groups);
   }
-  for (const size_t length : {256, 768, 1024, 1280, 1536, 2048, 3072, 4096, 8192, 16384, 65536, 131072}) {
+  for (const size_t length : {128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 8192, 16384, 65536, 131072}) {
     const size_t rows = (size_t(256) << 20) / sizeof(T) / length;
     const std::string shape = "[" + std::to_string(rows) + ", " + std::to_string(length) + "] " + type;
     Group<T> group(device, pools, shape, rows * length);

@@ -7,22 +7,34 @@ namespace nnorm::cuda {
 
 // Most rows take one pass for both moments, sums of λ̂ without series, and ψ by QuickPsi. Where one of these does not
 // suffice, a row takes the formulas for any row in its place.
-template <class T, int values>
-class RowArithmetic<T, values, true> {
+//
+// A row has the same results whatever other rows its warp has: those that need no other formula keep theirs.
+template <class T, int values, int team>
+class RowArithmetic<T, values, team, true> {
  public:
   float x[values] = {};
 
   template <class SumsOfRow>
   NNORM_DEVICE void begin(const SumsOfRow& sums_of_row) {
-    sums_of_row(Turn<0>(), sums_, [&](int i, float* part) { add_moments(x[i], part[0], part[1]); });
+    sums_of_row(Turn<0>(), sums_, [&](const auto& each) {
+      each([&](int i, float* part) { add_moments(x[i], part[0], part[1]); });
+    });
   }
 
   template <class SumsOfRow>
   NNORM_DEVICE void finish(const Rows<T>& w, const SumsOfRow& sums_of_row) {
     const ScaledStandardization standardize = standardization(w, sums_of_row);
-    const float lmbda = QuickLmbda::suffices(standardize.power) ? lmbda_by<QuickLmbda>(w, standardize, sums_of_row)
-                                                                : lmbda_by<AnyLmbda>(w, standardize, sums_of_row);
-    eta_ = resolve_exponents(lmbda, w.delta);
+    const bool quick = QuickLmbda::suffices(standardize.power);
+    float sums[4];
+    sums_of_row(Turn<2>(), sums, [&](const auto& each) {
+      if (quick)
+        each(terms_of<QuickLmbda>(standardize));
+      else
+        each(terms_of<AnyLmbda>(standardize));
+    });
+    eta_ = resolve_exponents(quick ? QuickLmbda::from(sums, w.inverse_length, w.delta)
+                                   : AnyLmbda::from(sums, w.inverse_length, w.delta),
+                             w.delta);
   }
 
   template <class Use>
@@ -41,25 +53,29 @@ class RowArithmetic<T, values, true> {
   template <class SumsOfRow>
   NNORM_DEVICE ScaledStandardization standardization(const Rows<T>& w, const SumsOfRow& sums_of_row) {
     const OnePass pass = OnePass::from(sums_, w.inverse_length);
-    if (pass.suffices(w.epsilon)) return pass.standardization(w.epsilon);
-    const float mean = sums_[0] / w.length;
-    float moments[2];
-    sums_of_row(Turn<1>(), moments, [&](int i, float* part) {
-      x[i] -= mean;
-      add_moments(x[i], part[0], part[1]);
-    });
-    return scaled(standardization_of(mean, moments, w.inverse_length, w.epsilon), w.epsilon);
+    const bool suffices = pass.suffices(w.epsilon);
+    ScaledStandardization standardize = pass.standardization(w.epsilon);
+    if (for_any_row<team>(!suffices)) {
+      const float mean = suffices ? 0.0f : sums_[0] / w.length;
+      float moments[2];
+      sums_of_row(Turn<1>(), moments, [&](const auto& each) {
+        each([&](int i, float* part) {
+          x[i] -= mean;
+          add_moments(x[i], part[0], part[1]);
+        });
+      });
+      if (!suffices) standardize = scaled(standardization_of(mean, moments, w.inverse_length, w.epsilon), w.epsilon);
+    }
+    return standardize;
   }
 
-  // Writes g to x.
-  template <class Lmbda, class SumsOfRow>
-  NNORM_DEVICE float lmbda_by(const Rows<T>& w, const ScaledStandardization& standardize, const SumsOfRow& sums_of_row) {
-    float sums[4];
-    sums_of_row(Turn<2>(), sums, [&](int i, float* part) {
+  // Adds the terms of λ̂, and writes g to x.
+  template <class Lmbda>
+  NNORM_DEVICE auto terms_of(const ScaledStandardization& standardize) {
+    return [this, &standardize](int i, float* part) {
       x[i] = standardize(x[i]);
       log_[i] = Lmbda::add_terms(x[i], part[0], part[1], part[2], part[3]);
-    });
-    return Lmbda::from(sums, w.inverse_length, w.delta);
+    };
   }
 
   float sums_[2];      // Σx and Σx²

@@ -1,10 +1,10 @@
 // LayerNormalNorm and GroupNormalNorm: y = weight·ψ((x − mean)/√(var + ε); λ̂) + bias, with mean, biased variance and λ̂
 // of each row (NN eq. 3, 5–15).
 //
-// A row is read from memory once if it fits into the registers of a warp, of a block (up to 16384 elements, 4096 in
-// float64) or of a cluster of blocks (up to 131072, if it consists of whole accesses, and not in float64), or into the
-// shared memory of a block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in the
-// order of nnorm/row_statistics.h.
+// A row is read from memory once if it fits into the registers of a warp or a part of one, of a block (up to 16384 elements,
+// 4096 in float64) or of a cluster of blocks (up to 131072, if it consists of whole accesses, and not in float64), or into
+// the shared memory of a block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in
+// the order of nnorm/row_statistics.h.
 //
 // As on CPUs, the result for a row of equal elements with ε = 0 is NaN.
 #pragma once
@@ -30,46 +30,44 @@ unsigned blocks_with_tables(const Rows<T>& work, size_t teams_of_block, unsigned
   return most < together ? most : unsigned(most / together * together);
 }
 
-constexpr unsigned warps_of_short_rows = block_of_short_rows / warp_size;
-
-template <int tiles, int values, bool whole, Weights weights, bool exact, class T>
+template <int team, int values, bool whole, Weights weights, bool exact, class T>
 cudaError_t launch_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  constexpr bool ahead = whole && tiles == int(row_chains), in_warp = tiles == 1, in_table = weights == Weights::in_table;
-  const unsigned warps = in_warp ? warps_of_short_rows : unsigned(divided_up(work.row_length, row_tile));
-  const unsigned teams_of_block = in_warp ? warps_of_short_rows : 1;
-  const size_t shared = RowMemory<tiles, values, weights, ahead, T>::bytes(warps), room = device.dynamic_shared_memory();
-  if constexpr (in_table && tiles > 4) {
-    if (shared > room) return launch_rows<tiles, values, whole, Weights::by_run, exact>(work, device, stream);
+  constexpr bool ahead = whole && team == of_block, in_warp = team <= of_warp, in_table = weights == Weights::in_table;
+  const unsigned warps = in_warp ? block_of_short_rows / warp_size : unsigned(divided_up(work.row_length, row_tile));
+  const unsigned teams_of_block = in_warp ? block_of_short_rows / team : 1;
+  const size_t shared = RowMemory<team, values, weights, ahead, T>::bytes(warps), room = device.dynamic_shared_memory();
+  if constexpr (in_table && team == of_block) {
+    if (shared > room) return launch_rows<team, values, whole, Weights::by_run, exact>(work, device, stream);
   } else {
-    static_assert(RowMemory<tiles, values, weights, ahead, T>::bytes(4) <= 63 << 10, "every GPU since Turing has as much");
+    static_assert(RowMemory<team, values, weights, ahead, T>::bytes(4) <= 63 << 10, "every GPU since Turing has as much");
   }
   // A block that copies its next row or has a table should have many rows, so there are as many blocks as run at once. For
   // other rows this was measured on an H200: it pays in a warp by the device's instructions, or of 24 elements a thread.
-  using Bounds = BoundsOfRows<tiles, values, whole, weights, exact, T>;
+  using Bounds = BoundsOfRows<team, values, whole, weights, exact, T>;
   constexpr bool persistent = ahead || in_table || (in_warp && Bounds::blocks > 0 && (computed_by_device<T> || values == 24));
   const unsigned at_once = std::max(Bounds::blocks, 1) * Bounds::threads / warp_size / warps;
   const size_t wanted = divided_up(work.rows, teams_of_block);
   const unsigned blocks = in_table     ? blocks_with_tables(work, teams_of_block, unsigned(device.multiprocessors) * at_once)
                           : persistent ? device.even_blocks(wanted, at_once)
                                        : device.blocks(wanted, 64);
-  return launch(&layer_group_normal_norm_rows<tiles, values, whole, weights, exact, ahead, T>, blocks, warps * warp_size,
+  return launch(&layer_group_normal_norm_rows<team, values, whole, weights, exact, ahead, T>, blocks, warps * warp_size,
                 stream, work, shared, room);
 }
 
 // Launches the kernel for rows in registers.
-template <int tiles, int values, bool whole, class T>
+template <int team, int values, bool whole, class T>
 cudaError_t run_in_registers(const Rows<T>& work, const Device& device, cudaStream_t stream) {
   if constexpr (whole) {
     // In a row of a warp the tests take a tenth of the time; in longer rows they are a small part.
-    if constexpr (tiles == 1)
-      if (work.whole_weights && work.row_length == unsigned(values) * warp_size)
-        return launch_rows<tiles, values, whole, Weights::neighbors, true>(work, device, stream);
-    if (work.whole_weights) return launch_rows<tiles, values, whole, Weights::neighbors, false>(work, device, stream);
+    if constexpr (team <= of_warp)
+      if (work.whole_weights && work.row_length == unsigned(values * team))
+        return launch_rows<team, values, whole, Weights::neighbors, true>(work, device, stream);
+    if (work.whole_weights) return launch_rows<team, values, whole, Weights::neighbors, false>(work, device, stream);
     // float64 has no tables, because its elements take all registers either way.
     constexpr Weights others = sizeof(Arithmetic<T>) == 4 ? Weights::in_table : Weights::by_run;
-    return launch_rows<tiles, values, whole, others, false>(work, device, stream);
+    return launch_rows<team, values, whole, others, false>(work, device, stream);
   } else {
-    return launch_rows<tiles, values, whole, Weights::by_run, false>(work, device, stream);
+    return launch_rows<team, values, whole, Weights::by_run, false>(work, device, stream);
   }
 }
 
@@ -111,24 +109,65 @@ cudaError_t run_in_clusters(const Rows<T>& work, const Device& device, cudaStrea
   return launch(kernel, teams * shape.blocks, threads, stream, work, shared, room, shape.blocks);
 }
 
+// `threads` of a warp that compute a row, `values` elements in each.
+template <int threads_, int values_>
+struct Team {
+  static constexpr int threads = threads_, values = values_;
+  static constexpr int longest = threads * values, certain = threads * (values - values_step);
+};
+
+// A row has the first of these teams that suffices.
+template <class... All>
+struct Teams {
+  static constexpr unsigned longest = unsigned(std::max({All::longest...}));
+
+  // Whether every row of a team has the elements that its kernel does not test.
+  static constexpr bool are_certain() {
+    int before = 0;
+    bool all = true;
+    ((all &= All::certain <= before, before = All::longest), ...);
+    return all;
+  }
+  static_assert(are_certain());
+};
+
+using TeamsOfAnyRows = Teams<Team<32, 8>, Team<32, 16>, Team<32, 24>, Team<32, 32>>;
+
+// What a row costs beside its elements, as much as 4 more elements of each thread, 7 by the device's instructions, is paid
+// once for all rows of a warp. With two warps for up to one and a half tiles, half of the second one's registers would be
+// idle. A thread has no registers for so many float64 elements.
+template <bool whole, class T>
+using TeamsOfManyRows = std::conditional_t<
+    !whole || sizeof(Arithmetic<T>) != 4, TeamsOfAnyRows,
+    std::conditional_t<computed_by_device<T>,
+                       Teams<Team<8, 8>, Team<8, 16>, Team<8, 24>, Team<8, 32>, Team<16, 24>, Team<16, 32>, Team<32, 24>,
+                             Team<32, 32>, Team<32, 40>, Team<32, 48>>,
+                       Teams<Team<16, 8>, Team<16, 16>, Team<16, 24>, Team<32, 16>, Team<32, 24>, Team<32, 32>, Team<32, 40>,
+                             Team<32, 48>>>>;
+
+template <bool whole, class T, class... All>
+cudaError_t run_in_warps(Teams<All...>, const Rows<T>& work, const Device& device, cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  (void)((work.row_length <= unsigned(All::longest) &&
+          (error = run_in_registers<All::threads, All::values, whole>(work, device, stream), true)) ||
+         ...);
+  return error;
+}
+
 template <bool whole, class T>
 cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  constexpr int in_warp = values_step * int(warp_size);
-  if (work.row_length <= in_warp) return run_in_registers<1, 8, whole>(work, device, stream);
-  if (work.row_length <= 2 * in_warp) return run_in_registers<1, 16, whole>(work, device, stream);
-  if (work.row_length <= 3 * in_warp) return run_in_registers<1, 24, whole>(work, device, stream);
-  if (work.row_length <= 4 * in_warp) return run_in_registers<1, 32, whole>(work, device, stream);
-  // With two warps for up to one and a half tiles, half of the second one's registers would be idle.
-  if constexpr (whole && sizeof(Arithmetic<T>) == 4)
-    if (work.row_length <= 6 * in_warp)
-      return work.row_length <= 5 * in_warp ? run_in_registers<1, 40, whole>(work, device, stream)
-                                            : run_in_registers<1, 48, whole>(work, device, stream);
-  if (work.row_length <= 4 * row_tile) return run_in_registers<4, 32, whole>(work, device, stream);
+  // With two warps or less for each of its four schedulers, a multiprocessor waits most of the time: then fewer elements in
+  // a thread count for more.
+  const bool few = work.rows <= size_t(device.multiprocessors) * 8;
+  if (few && work.row_length <= TeamsOfAnyRows::longest) return run_in_warps<whole>(TeamsOfAnyRows(), work, device, stream);
+  using OfMany = TeamsOfManyRows<whole, T>;
+  if (work.row_length <= OfMany::longest) return run_in_warps<whole>(OfMany(), work, device, stream);
+  if (work.row_length <= 4 * row_tile) return run_in_registers<4 * of_warp, 32, whole>(work, device, stream);
   const size_t bytes = bytes_of_row(work), room = device.dynamic_shared_memory();
   // A thread has no registers for so many float64 elements.
   if constexpr (sizeof(Arithmetic<T>) == 4)
     if (work.row_length <= row_chains * row_tile && (!whole || row_chains * row_tile * sizeof(T) <= room))
-      return run_in_registers<int(row_chains), 32, whole>(work, device, stream);
+      return run_in_registers<of_block, 32, whole>(work, device, stream);
   if constexpr (whole && sizeof(Arithmetic<T>) == 4)
     if (work.row_length > row_chains * row_tile && work.row_length <= tiles_of_cluster * row_tile) {
       bool ran = false;
@@ -157,8 +196,9 @@ cudaError_t run_any(const RowProblem<T>& problem, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = Device::current(device)) return error;
   using Real = Arithmetic<T>;
-  constexpr size_t width = size_t(Tile<T>::width);
-  const auto aligned = [](const auto* pointer) {
+  const bool in_warp = problem.row_length <= TeamsOfManyRows<true, T>::longest;
+  const size_t width = size_t(in_warp ? width_of_row<of_warp, T> : width_of_tile<T>);
+  const auto aligned = [=](const auto* pointer) {
     return reinterpret_cast<uintptr_t>(pointer) % std::min(width * sizeof(*pointer), access_bytes) == 0;
   };
   const bool whole = aligned(problem.x) && aligned(problem.y) && problem.row_length % width == 0;
@@ -173,7 +213,6 @@ cudaError_t run_any(const RowProblem<T>& problem, cudaStream_t stream) {
                      unsigned(problem.run),
                      Divisor(unsigned(problem.run)),
                      problem.run == 1 && whole && aligned_weights,
-                     problem.run % width == 0 && whole,
                      Real(problem.epsilon),
                      Real(problem.delta),
                      Real(problem.row_length),

@@ -26,7 +26,7 @@ NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, End en
 #pragma unroll
       for (int k = 0; k < accesses_in_flight<T>; ++k) {
         const unsigned position = start + Tile<T>::offset(k);
-        if (position < length) accesses[k] = load_part<whole>(from + Tile<T>::offset(k), length - position);
+        if (position < length) accesses[k] = load_part<whole, Tile<T>::width>(from + Tile<T>::offset(k), length - position);
       }
       use(start, accesses);
     }
@@ -38,7 +38,7 @@ NNORM_DEVICE void for_each_access(const T* row, unsigned length, Use use, End en
 template <int turn, bool whole, int count, class T, class Add, class See>
 NNORM_DEVICE void sums_of_long_row(const T* row, unsigned length, Arithmetic<T> (&sums)[count], Add add, See see) {
   constexpr int width = Tile<T>::width;
-  Sums<T, count> of_tile;
+  Sums<Tile<T>, count> of_tile;
   ChainSum<Arithmetic<T>> chain{0, 0};  // the sum that this lane has after sum_of_tile()
   for_each_access<whole>(
       row, length,
@@ -50,7 +50,7 @@ NNORM_DEVICE void sums_of_long_row(const T* row, unsigned length, Arithmetic<T> 
             add(widened(accesses[i / width].values[i % width]), of_tile.of(i));
       },
       [&] {
-        chain.add(sum_of_tile<Tile<T>::places>(of_tile.values));
+        chain.add(sum_of_tile(of_tile));
         of_tile = {};
       });
   constexpr unsigned apart = lanes_of_sum<Tile<T>::places * count>;

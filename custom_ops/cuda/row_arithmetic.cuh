@@ -6,20 +6,21 @@
 
 namespace nnorm::cuda {
 
-// `values` elements in each thread. A kernel writes them to x and calls, in this order,
+// `values` elements in each of the `team` threads of a row. A kernel writes them to x and calls, in this order,
 //
 // - begin(): all elements have been read from memory when it returns;
 // - finish(): the exponents of the row are known when it returns;
 // - for_results(use): calls use(result) once, where result(i, weight, bias) is the result for element i.
 //
-// `sums_of_row(turn, sums, add)` sums what add(i, sums) adds for each element i, for all threads of the row. All threads
-// of a row must call it alike, so what they decide depends only on sums.
-template <class T, int values, bool by_device = computed_by_device<T>>
+// `sums_of_row(turn, sums, accumulate)` sums for all threads of the row: accumulate(each) calls each(add) once, and
+// add(i, sums) adds the terms of element i. All threads of a warp must call sums_of_row alike, so what decides about it
+// depends only on sums, and on those of all rows of the warp (for_any_row()).
+template <class T, int values, int team, bool by_device = computed_by_device<T>>
 class RowArithmetic;
 
 // With the formulas of nnorm/row_statistics.h in their order: the bits of the CPU kernels.
-template <class T, int values>
-class RowArithmetic<T, values, false> {
+template <class T, int values, int team>
+class RowArithmetic<T, values, team, false> {
   using Real = Arithmetic<T>;
 
  public:
@@ -27,25 +28,29 @@ class RowArithmetic<T, values, false> {
 
   template <class SumsOfRow>
   NNORM_DEVICE void begin(const SumsOfRow& sums_of_row) {
-    sums_of_row(Turn<0>(), sum_, [&](int i, Real* part) { part[0] += x[i]; });
+    sums_of_row(Turn<0>(), sum_, [&](const auto& each) { each([&](int i, Real* part) { part[0] += x[i]; }); });
   }
 
   template <class SumsOfRow>
   NNORM_DEVICE void finish(const Rows<T>& w, const SumsOfRow& sums_of_row) {
     const Real mean = sum_[0] / w.length;
     Real moments[2];
-    sums_of_row(Turn<1>(), moments, [&](int i, Real* part) {
-      x[i] -= mean;
-      add_moments(x[i], part[0], part[1]);
+    sums_of_row(Turn<1>(), moments, [&](const auto& each) {
+      each([&](int i, Real* part) {
+        x[i] -= mean;
+        add_moments(x[i], part[0], part[1]);
+      });
     });
 
     const Standardization<Real> standardize = standardization_of(mean, moments, w.inverse_length, w.epsilon);
     Real sums[4];
-    sums_of_row(Turn<2>(), sums, [&](int i, Real* part) {
-      Real& h = x[i];
-      h = standardize.of_centered(h);
-      log_[i] = Accurate::log2_1p(magnitude(h));
-      add_lmbda_terms(h, std::fabs(h), log_[i], part[0], part[1], part[2], part[3]);
+    sums_of_row(Turn<2>(), sums, [&](const auto& each) {
+      each([&](int i, Real* part) {
+        Real& h = x[i];
+        h = standardize.of_centered(h);
+        log_[i] = Accurate::log2_1p(magnitude(h));
+        add_lmbda_terms(h, std::fabs(h), log_[i], part[0], part[1], part[2], part[3]);
+      });
     });
     psi_ = Psi<T>::from(sums, w.inverse_length, w.delta);
   }

@@ -19,7 +19,6 @@ struct Rows {
   unsigned run;         // neighboring elements that share one weight
   Divisor run_divisor;  // by `run`
   bool whole_weights;   // run is 1, and weight and bias can be read with the accesses of x
-  bool one_weight_for_access;  // `run` is a multiple of an access, and rows consist of whole accesses
   Real epsilon, delta;
   Real length, inverse_length;
   Real bounded_exponent;  // see the function bounded_exponent()
@@ -48,11 +47,11 @@ NNORM_DEVICE void load_neighbors(const Rows<T>& w, size_t weights_of_row, unsign
   load_all(w.bias + (weights_of_row + start) + offset, bias);
 }
 
-// The same by the run of each element, or of the access as a whole if `by_access` and w.one_weight_for_access.
+// The same by the run of each element, or of the access as a whole if `by_access` and it lies in one run.
 template <bool by_access, int width, class T>
 NNORM_DEVICE void load_by_run(const Rows<T>& w, size_t weights_of_row, unsigned position, unsigned count,
                               Arithmetic<T> (&weight)[width], Arithmetic<T> (&bias)[width]) {
-  if (by_access && w.one_weight_for_access) {
+  if (by_access && w.run % unsigned(width) == 0) {
     const size_t i = weights_of_row + w.run_divisor.divide(position);
     const Arithmetic<T> its_weight = w.weight[i], its_bias = w.bias[i];
 #pragma unroll
@@ -68,17 +67,18 @@ NNORM_DEVICE void load_by_run(const Rows<T>& w, size_t weights_of_row, unsigned 
   }
 }
 
+template <int values, class Real>
+constexpr size_t bytes_of_weight_table = size_t(values) * warp_size * 2 * sizeof(Real);  // of a warp
+
 // Weight and bias of a thread's accesses to a tile, which it keeps in shared memory. No barrier is needed: a thread reads
 // only what it wrote. In registers the quotients by the run would take the place of other blocks: 168 instead of 128.
-template <int values, class T>
+template <int values, int width, class T>
 class WeightTable {
   using Real = Arithmetic<T>;
-  static constexpr int width = Tile<T>::width, part = widest<Real>, parts = 2 * width / part;
+  static constexpr int part = widest<Real>, parts = 2 * width / part;
   static_assert(2 * width % part == 0);
 
  public:
-  static constexpr size_t bytes_of_warp = size_t(values) * warp_size * 2 * sizeof(Real);
-
   // `memory` is that of the warp.
   explicit NNORM_DEVICE WeightTable(unsigned char* memory)
       : values_(reinterpret_cast<Real*>(memory) + threadIdx.x % warp_size * unsigned(part)) {}

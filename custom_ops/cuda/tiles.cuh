@@ -6,40 +6,60 @@
 
 namespace nnorm::cuda {
 
-// The part of a tile that a thread reads: `accesses` times `width` neighboring elements. Neighbor j belongs to sum j
-// mod `places`, in the order of nnorm/row_statistics.h. If the device's approximate instructions compute ψ, a thread
-// has one sum and reads 16 bytes at a time, which takes fewer instructions: ForHalf does not give the bits of a CPU in
-// any order.
 template <class T>
+constexpr int width_of_tile = computed_by_device<T> ? widest<T> : int(lane_sums);
+
+// The part of a tile that a thread reads: `accesses` times `width` neighboring elements. Neighbor j belongs to sum j
+// mod `places`, in the order of nnorm/row_statistics.h. If the device's approximate instructions compute ψ, a lane
+// has one sum and reads up to 16 bytes at a time, which takes fewer instructions: ForHalf does not give the bits of a CPU
+// in any order.
+//
+// `threads` have a tile: a warp, or a part of one, so that a warp has several short rows. Then each has `lanes` lanes of
+// the tile, whose accesses it reads in turn.
+template <class T, int threads_ = int(warp_size), int width_ = width_of_tile<T>>
 struct Tile {
+  using Element = T;
+  static constexpr int threads = threads_, width = width_, lanes = int(tile_lanes) / threads;
   static constexpr int places = computed_by_device<T> ? 1 : int(lane_sums);
-  static constexpr int width = computed_by_device<T> ? widest<T> : places;
-  static constexpr int accesses = int(row_tile / tile_lanes) / width;
+  static constexpr int accesses = int(row_tile) / threads / width;
 
   // The position of a thread's first access to a tile, and the offset of access k from there: addresses with constant
   // offsets share their registers.
   static NNORM_DEVICE unsigned start(unsigned tile) {
-    return tile * unsigned(row_tile) + threadIdx.x % warp_size * unsigned(width);
+    return tile * unsigned(row_tile) + threadIdx.x % unsigned(threads) * unsigned(width);
   }
-  static constexpr NNORM_DEVICE unsigned offset(int k) { return unsigned(k) * warp_size * unsigned(width); }
+  static constexpr NNORM_DEVICE unsigned offset(int k) { return unsigned(k * threads * width); }
 };
 static_assert(tile_lanes == warp_size);
 
-// A thread's partial sums over a tile of its warp.
-template <class T, int count>
+// A thread's partial sums over its part of a tile.
+template <class Part, int count>
 struct Sums {
-  static constexpr int places = Tile<T>::places;
-  Arithmetic<T> values[places * count] = {};
+  using Real = Arithmetic<typename Part::Element>;
+  static constexpr int all = Part::places * count;
+  Real values[Part::lanes][all] = {};
 
-  // The sums to which an element of an access is added.
-  NNORM_DEVICE Arithmetic<T>* of(int element) { return values + element % Tile<T>::width % places * count; }
+  // The sums to which an element of the thread is added.
+  NNORM_DEVICE Real* of(int element) {
+    return values[element / Part::width % Part::lanes] + element % Part::width % Part::places * count;
+  }
+
+  // Adds those of the lanes in halves.
+  NNORM_DEVICE Real (&of_thread())[all] {
+#pragma unroll
+    for (int left = Part::lanes / 2; left > 0; left /= 2)
+#pragma unroll
+      for (int lane = 0; lane < left; ++lane)
+#pragma unroll
+        for (int i = 0; i < all; ++i) values[lane][i] += values[lane + left][i];
+    return values[0];
+  }
 };
 
 // Loads one access of a row of which `count` elements are left; elements after the end are 0. `whole` rows consist of
 // whole accesses.
-template <bool whole, class T>
-NNORM_DEVICE Access<T, Tile<T>::width> load_part(const T* from, unsigned count) {
-  constexpr int width = Tile<T>::width;
+template <bool whole, int width, class T>
+NNORM_DEVICE Access<T, width> load_part(const T* from, unsigned count) {
   if constexpr (whole) return load<width>(from);
   Access<T, width> access{};
 #pragma unroll
@@ -48,28 +68,28 @@ NNORM_DEVICE Access<T, Tile<T>::width> load_part(const T* from, unsigned count) 
   return access;
 }
 
-template <bool whole, class T>
-NNORM_DEVICE void store_part(T* to, const Access<T, Tile<T>::width>& access, unsigned count) {
+template <bool whole, int width, class T>
+NNORM_DEVICE void store_part(T* to, const Access<T, width>& access, unsigned count) {
   if constexpr (whole) {
     store_global(to, access);
   } else {
 #pragma unroll
-    for (int j = 0; j < Tile<T>::width; ++j)
+    for (int j = 0; j < width; ++j)
       if (unsigned(j) < count) to[j] = access.values[j];
   }
 }
 
-// The number of neighboring lanes that have the same sum after sum_over_warp().
-template <int count>
-constexpr unsigned lanes_of_sum = warp_size / unsigned(count);
+// The number of neighboring lanes that have the same sum after sum_over_lanes().
+template <int count, int threads = int(warp_size)>
+constexpr unsigned lanes_of_sum = unsigned(threads / count);
 
-// Sums each of `count` values over a warp, in halves of the lanes. Afterwards lane j·lanes_of_sum and the lanes after
-// it have the j-th sum in values[0]. In each round one half of the lanes continues with one half of the values and the
-// other half with the rest, so that four sums take 6 exchanges instead of 20.
-template <int count, class Real>
-NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
-  static_assert((count & (count - 1)) == 0 && count <= int(warp_size), "a power of two");
-  unsigned distance = warp_size / 2;
+// Sums each of `count` values over the threads of a tile, in halves of the lanes. Afterwards lane j·lanes_of_sum and the
+// lanes after it have the j-th sum in values[0]. In each round one half of the lanes continues with one half of the values
+// and the other half with the rest, so that four sums take 6 exchanges instead of 20.
+template <int threads, int count, class Real>
+NNORM_DEVICE void sum_over_lanes(Real (&values)[count]) {
+  static_assert((count & (count - 1)) == 0 && count <= threads, "a power of two");
+  unsigned distance = unsigned(threads) / 2;
 #pragma unroll
   for (int left = count / 2; left > 0; left /= 2, distance /= 2) {
     const bool upper = threadIdx.x & distance;
@@ -81,6 +101,15 @@ NNORM_DEVICE void sum_over_warp(Real (&values)[count]) {
   }
 #pragma unroll
   for (; distance > 0; distance /= 2) values[0] += __shfl_xor_sync(0xffffffffu, values[0], distance);
+}
+
+// The sums over a tile: lane s·lanes_of_sum and the lanes after it get sum s.
+template <class Part, int count>
+NNORM_DEVICE auto sum_of_tile(Sums<Part, count>& sums) {
+  static_assert(Part::places == 1 || Part::places == 2);
+  auto& values = sums.of_thread();
+  sum_over_lanes<Part::threads>(values);
+  return Part::places == 2 ? values[0] + __shfl_xor_sync(0xffffffffu, values[0], unsigned(Part::threads) / 2) : values[0];
 }
 
 // Adds the sums of chains in halves; all threads get them. part(sum, chain) is the part of a sum that a chain has.
@@ -131,12 +160,14 @@ struct alignas(access_bytes) SumsOfCluster {
   float parts[turns_of_row][4][tiles_of_cluster];
 };
 
-// The sums over a row of `tiles` tiles that a cluster computes. Lane s·lanes_of_sum and the lanes after it have the part
-// `own` of sum s. Bit t of `parities` is the parity of the number of rows that have had turn t.
-template <int turn, int places, int count>
-NNORM_DEVICE void sums_of_cluster(float own, SumsOfCluster& all, unsigned tiles, unsigned& parities, float (&sums)[count]) {
+// The sums over a row of `tiles` tiles that a cluster computes, each warp one tile. Bit t of `parities` is the parity of
+// the number of rows that have had turn t.
+template <int turn, class Part, int count>
+NNORM_DEVICE void sums_of_cluster(Sums<Part, count>& of_tile, SumsOfCluster& all, unsigned tiles, unsigned& parities,
+                                  float (&sums)[count]) {
   static_assert(count <= 4 && turn < turns_of_row);
-  constexpr unsigned apart = lanes_of_sum<places * count>;
+  constexpr unsigned apart = lanes_of_sum<Part::places * count>;
+  const float own = sum_of_tile(of_tile);
   const unsigned lane = threadIdx.x % warp_size, warps = blockDim.x / warp_size, blocks = cluster_size();
   const unsigned tile = cluster_rank() * warps + threadIdx.x / warp_size;
   auto& parts = all.parts[turn];
@@ -153,30 +184,28 @@ NNORM_DEVICE void sums_of_cluster(float own, SumsOfCluster& all, unsigned tiles,
   });
 }
 
-// The sums over a tile: lane s·lanes_of_sum and the lanes after it get sum s. `values` are the partial sums of a lane,
-// `places` of each sum, place by place.
-template <int places, int all, class Real>
-NNORM_DEVICE Real sum_of_tile(Real (&values)[all]) {
-  static_assert(places == 1 || places == 2);
-  sum_over_warp(values);
-  return places == 2 ? values[0] + __shfl_xor_sync(0xffffffffu, values[0], warp_size / 2) : values[0];
+// The sums over a row that `team` threads compute: a block, whose warp w has tile w, a warp, or a part of one.
+template <int team, int turn, class Part, int count, class Real>
+NNORM_DEVICE void sums_of_team(Sums<Part, count>& parts, Real (&sums)[count]) {
+  constexpr int threads = Part::threads;
+  constexpr unsigned apart = lanes_of_sum<Part::places * count, threads>;
+  const Real own = sum_of_tile(parts);
+  if constexpr (team > threads) {
+    const unsigned lane = threadIdx.x % warp_size;
+    sums_of_chains<turn, team / threads>(own, lane / apart, threadIdx.x / warp_size, lane % apart == 0 && lane < count * apart,
+                                         sums, blockDim.x / warp_size);
+  } else if constexpr (count > 1) {
+#pragma unroll
+    for (int s = 0; s < count; ++s) sums[s] = __shfl_sync(0xffffffffu, own, unsigned(s) * apart, threads);
+  } else {
+    sums[0] = own;  // as all of these threads have it
+  }
 }
 
-// The sums over a row that a warp (chains = 1) or a block computes; warp w of the block has tile w.
-template <int chains, int turn, int places, int count, class Real>
-NNORM_DEVICE void sums_of_team(Real (&values)[places * count], Real (&sums)[count]) {
-  constexpr unsigned apart = lanes_of_sum<places * count>;
-  const Real own = sum_of_tile<places>(values);
-  if constexpr (chains > 1) {
-    const unsigned lane = threadIdx.x % warp_size;
-    sums_of_chains<turn, chains>(own, lane / apart, threadIdx.x / warp_size, lane % apart == 0 && lane < count * apart, sums,
-                                 blockDim.x / warp_size);
-  } else if constexpr (places * count > 1) {
-#pragma unroll
-    for (int s = 0; s < count; ++s) sums[s] = __shfl_sync(0xffffffffu, own, unsigned(s) * apart);
-  } else {
-    sums[0] = own;
-  }
+// Whether it is so for one of the rows of a warp. If a warp or more has one row, all of its threads say the same.
+template <int team>
+NNORM_DEVICE bool for_any_row(bool it_is) {
+  return team < int(warp_size) ? __any_sync(0xffffffffu, it_is) != 0 : it_is;
 }
 
 }  // namespace nnorm::cuda

@@ -188,7 +188,7 @@ void test_ranges(ErrorTable& errors, Halves halves, double bound) {
   errors.add("ranges of batch_normal_norm, " + name_of<T>(halves), bound, on_gpu ? "gpu" : "host", worst);
 }
 
-// Lengths around the limits of each kernel: 256, 512, 768 and 1024 for a warp, 4096 and 16384 for a block, 131072 for a
+// Lengths around the limits of each kernel: multiples of 64 for a part of a warp, 256 to 1536 for a warp, 4096 and 16384 for a block, 131072 for a
 // cluster, then shared memory, of which a kernel gets 48 KiB without asking for more: 6144 doubles, 12288 floats, 24576
 // narrow numbers. Clusters have 2 to 8 blocks of 4 to 16 warps, some of them without elements. Weights are found by element,
 // by access and by run. Without a GPU, there are more rows than clusters run at once, and of the tables of weights one is
@@ -200,8 +200,9 @@ std::vector<RowGeometry> row_geometries(size_t longest_row) {
                                {7, 16392, 3, 1}, {5, 25088, 2, 3136}, {3, 33000, 1, 3}, {2, 65536, 1, 1}, {3, 65544, 1, 1},
                                {2, 131072, 1, 16}, {1, 131080, 1, 1}, {70, 784, 3, 49}, {40, 64, 32, 16},
                                {9, 3136, 2, 49}, {11, 6272, 5, 196}, {26, 1176, 4, 49}, {7, 25088, 3, 784}};
-  for (const size_t length : {1,    2,    31,   33,   49,   255,  256,  257,  512,  513,   768,  1023,
-                              1024, 1025, 1028, 1280, 1288, 1536, 1544, 2048, 2049, 3072, 4096, 4097, 5000, 8192, 16384, 16385}) {
+  for (const size_t length : {1,    2,    31,   33,   49,   64,   68,   128,  136,  192,  196,   255,   256,  257,  258,
+                              264,  320,  384,  388,  512,  513,  520,  768,  1023, 1024, 1025,  1028,  1280, 1288, 1536,
+                              1544, 2048, 2049, 3072, 4096, 4097, 5000, 8192, 16384, 16385}) {
     all.push_back({length < 300 ? 37u : 2u, length, 1, 1});
     all.push_back({5, length, 3, 1});
     for (const size_t run : {3, 7, 16, 64, 257})
@@ -316,7 +317,7 @@ void test_shapes(ErrorTable& errors, const Selection& selection) {
   Random random(5);
   Worst worst;
   Decisions decisions;
-  for (const size_t length : {64, 256, 300, 512, 768, 1000, 1024, 1536, 2048, 4096, 5000, 20000}) {
+  for (const size_t length : {64, 128, 192, 256, 300, 384, 512, 768, 1000, 1024, 1536, 2048, 4096, 5000, 20000}) {
     if (length > selection.longest_row) continue;
     const RowGeometry g{length < 2000 ? 23u : 7u, length, 1, 1};
     std::vector<double> numbers(g.rows * length);
@@ -330,6 +331,12 @@ void test_shapes(ErrorTable& errors, const Selection& selection) {
       for (size_t row = 0; row < g.rows; ++row) {
         const ReferenceRow<double> reference = reference_row(rows, row);
         decisions.add(rows, row, reference.lmbda.lmbda);
+        Rows<T> alone = rows;  // a row has the same results in another kernel, beside other rows
+        alone.geometry.rows = 1;
+        alone.x.assign(rows.x.begin() + ptrdiff_t(row * length), rows.x.begin() + ptrdiff_t((row + 1) * length));
+        CHECK(same_bits(run(alone, {0, 0, 0, Place::apart}, Halves::by_device),
+                        std::vector<T>(y.begin() + ptrdiff_t(row * length), y.begin() + ptrdiff_t((row + 1) * length))),
+              "%s: row %zu of length %zu has other results alone", NameOf<T>::value, row, length);
         const double of_lmbda = 1 + reference.lmbda.condition / 100;  // λ̂ of some shapes magnifies all errors
         for (size_t i = 0; i < length; ++i)
           for (const auto* results : {&y, &off}) {
@@ -343,6 +350,31 @@ void test_shapes(ErrorTable& errors, const Selection& selection) {
   decisions.check(NameOf<T>::value);
   errors.add("rows of all shapes, " + name_of<T>(Halves::by_device), 0x1p-15, on_gpu ? "gpu" : "host", worst);
 }
+
+#if defined(NNORM_CUDA_ON_HOST)
+// How many rows a warp computes at once: one if they are few. A block has four warps, and all of its rows run at once.
+template <class T>
+void test_rows_of_warp(Halves halves, const std::vector<std::pair<size_t, unsigned>>& expected) {
+  Random random(6);
+  for (const auto& [length, rows_of_warp] : expected)
+    for (const size_t alike : {size_t(1), length / 4})
+      for (const size_t count : {17, 8}) {
+        const Rows<T> rows({count, length, 1, alike}, normal_numbers(count * length, random), random);
+        run(rows, {0, 0, 0, Place::apart}, halves);
+        const unsigned of_block = 4 * (count > 8 ? rows_of_warp : 1), blocks = (unsigned(count) + of_block - 1) / of_block;
+        const unsigned grid = cuda_on_host::last_grid;
+        CHECK(grid == blocks, "%s: %u blocks for %zux%zu, not %u", NameOf<T>::value, grid, count, length, blocks);
+      }
+}
+
+void test_rows_of_warps() {
+  const std::vector<std::pair<size_t, unsigned>> exact{{4, 2}, {128, 2}, {256, 2}, {384, 2}, {388, 1}, {768, 1}};
+  const std::vector<std::pair<size_t, unsigned>> quick{{4, 4}, {64, 4}, {256, 4}, {260, 2}, {512, 2}, {516, 1}, {768, 1}};
+  test_rows_of_warp<float>(Halves::same_bits, exact);
+  test_rows_of_warp<nnorm::Float16>(Halves::by_device, quick);
+  test_rows_of_warp<double>(Halves::same_bits, {{4, 1}, {256, 1}});
+}
+#endif
 
 template <class T>
 void test_type(ErrorTable& errors, Halves halves, double bound_of_channels, double bound_of_rows,
@@ -382,6 +414,7 @@ int main(int count, char** arguments) {
   test(nnorm::Float16(), Halves::by_device, 0x1p-15, 0x1p-15);
   test(nnorm::BFloat16(), Halves::by_device, 0x1p-15, 0x1p-15);
 #if defined(NNORM_CUDA_ON_HOST)
+  test_rows_of_warps();
   // Rows of 20000 elements are among all shapes.
   CHECK(cuda_on_host::have_clusters_run || selection.longest_row < 20000, "no row was computed by a cluster");
 #endif

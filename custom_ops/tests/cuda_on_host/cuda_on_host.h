@@ -265,8 +265,14 @@ T __shfl_xor_sync(unsigned, T value, unsigned distance) {
 }
 
 template <class T>
-T __shfl_sync(unsigned, T value, unsigned lane) {
-  return cuda_on_host::Cluster::current().exchange(value, threadIdx.x / cuda_on_host::lanes * cuda_on_host::lanes + lane);
+T __shfl_sync(unsigned, T value, unsigned lane, int width = int(cuda_on_host::lanes)) {
+  return cuda_on_host::Cluster::current().exchange(value, threadIdx.x / unsigned(width) * unsigned(width) + lane);
+}
+
+inline int __any_sync(unsigned mask, bool value) {
+  for (unsigned distance = cuda_on_host::lanes / 2; distance > 0; distance /= 2)
+    value |= __shfl_xor_sync(mask, value, distance);
+  return value;
 }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
@@ -282,6 +288,7 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
   gridDim = blocks;
   blockDim = dim3(threads);
   cuda_on_host::have_clusters_run |= cluster > 1;
+  cuda_on_host::last_grid = blocks.x;
   const unsigned most = cuda_on_host::last_blocks;
   for (unsigned y = blocks.y > most ? blocks.y - most : 0; y < blocks.y; ++y)
     for (unsigned x = blocks.x > most ? (blocks.x - most) / cluster * cluster : 0; x < blocks.x; x += cluster)
