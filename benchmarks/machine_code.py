@@ -59,7 +59,8 @@ class Kernel(NamedTuple):
             return self.arguments[-1] != "1"
         if self.name.startswith("batch_normal_norm"):
             return self.arguments[-1] == str(WIDEST[self.dtype])
-        return self.arguments[1 if self.name.endswith("long_rows") else 2] == "true"
+        index = {"layer_group_normal_norm_rows": 2, "layer_group_normal_norm_long_rows": 1}.get(self.name, 0)
+        return self.arguments[index] == "true"
 
     @property
     def is_of_warp(self) -> bool:

@@ -11,6 +11,7 @@
 
 #include <numeric>
 
+#include "few_rows.cuh"
 #include "long_rows.cuh"
 #include "rows_in_registers.cuh"
 
@@ -154,8 +155,21 @@ cudaError_t run_in_warps(Teams<All...>, const Rows<T>& work, const Device& devic
   return error;
 }
 
+// Whether a block for each row is faster than a warp or a few: all blocks run at once, at most two on a multiprocessor.
+template <class T>
+bool suit_blocks(const Rows<T>& work, const Device& device) {
+  if (computed_by_device<T> || sizeof(Arithmetic<T>) != 4) return false;
+  if (work.row_length <= 256 || work.row_length > tiles_of_few_rows * row_tile) return false;
+  const size_t all = size_t(device.multiprocessors), threads = threads_of_few_rows(work.row_length);
+  return work.rows <= 2 * all && work.rows * threads <= all * most_threads_of_few_rows;
+}
+
 template <bool whole, class T>
 cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
+  if constexpr (!computed_by_device<T> && sizeof(Arithmetic<T>) == 4)
+    if (suit_blocks(work, device))
+      return launch(&layer_group_normal_norm_few_rows<whole, T>, unsigned(work.rows), threads_of_few_rows(work.row_length),
+                    stream, work, bytes_of_few_rows<Arithmetic<T>>(work.row_length), device.dynamic_shared_memory());
   // With two warps or less for each of its four schedulers, a multiprocessor waits most of the time: then fewer elements in
   // a thread count for more.
   const bool few = work.rows <= size_t(device.multiprocessors) * 8;

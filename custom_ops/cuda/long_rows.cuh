@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(long_row_threads, whole ? 2 : 1) layer_group_n
     }, nothing);
 
     const Psi<T> psi = Psi<T>::from(sums, w.inverse_length, w.delta);
-    const size_t weights_of_row = row % w.period * (w.row_length / w.run);
+    const size_t weights_of_row = first_weight(w, row);
     const auto transform = [&](unsigned start, const auto& accesses) {
       T* const y = w.y + row * w.row_length + start;
 #pragma unroll

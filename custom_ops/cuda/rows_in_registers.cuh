@@ -43,13 +43,6 @@ struct BoundsOfRows {
   static constexpr int blocks = bounded ? blocks_at_once((1 << 16) / registers / int(threads), int(threads)) : 0;
 };
 
-// Where the weights of a row begin. The division takes a twentieth of the instructions of a row of 256 16-bit elements.
-template <class T>
-NNORM_DEVICE size_t first_weight(const Rows<T>& w, size_t row) {
-  if (w.period == 1) return 0;
-  return row % w.period * (w.row_length / w.run);
-}
-
 // The dynamic shared memory of a block: the sums of its cluster, the elements of its next row, weight and bias.
 template <int team, int values, Weights weights, bool ahead, class T>
 struct RowMemory {

@@ -133,11 +133,13 @@ class Room {
 #endif
 };
 
-// On a GPU of 132 multiprocessors these are several rows for each warp, block and cluster that runs at once.
+// On a GPU of 132 multiprocessors these are several rows for each part of a warp, warp, block and cluster that runs at once.
 std::vector<RowGeometry> many_rows() {
   if (!on_gpu) return {};
   return {{4000, 768, 1, 1},     {4000, 1280, 2, 1}, {6000, 784, 3, 49},  {300, 8192, 1, 1},  {240, 16392, 1, 1},
-          {160, 25088, 5, 3136}, {70, 65544, 1, 1},  {40, 131072, 2, 16}, {40, 131072, 1, 1}};
+          {160, 25088, 5, 3136}, {70, 65544, 1, 1},  {40, 131072, 2, 16}, {40, 131072, 1, 1}, {20001, 64, 1, 1},
+          {9001, 196, 2, 49},    {9001, 200, 3, 1},  {9001, 256, 1, 1},   {5001, 384, 1, 1},  {5001, 512, 2, 1},
+          {1001, 3072, 1, 1}};
 }
 
 // Lengths around the limits of the kernels for warps, blocks, clusters and long rows. Some long rows do not fit into
