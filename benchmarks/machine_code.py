@@ -23,7 +23,7 @@ from benchmarks.instructions import check, parse_options
 RECORD = Path(__file__).parents[1] / "results" / "instructions_gpu.json"
 ARCHITECTURE = "sm_90"
 LIBRARY = "libnnorm_ort_cuda.so"
-WARP = 32
+TILE = 1024
 HALVES = ("nnorm::Float16", "nnorm::BFloat16")
 # Type of the tensors -> elements in 16 bytes, the widest access.
 WIDEST = {
@@ -63,9 +63,12 @@ class Kernel(NamedTuple):
         return self.arguments[index] == "true"
 
     @property
-    def is_of_warp(self) -> bool:
-        """Whether a warp or a part of one computes a row of it."""
-        return self.name == "layer_group_normal_norm_rows" and int(self.arguments[0]) <= WARP
+    def has_short_rows(self) -> bool:
+        """Whether its rows have at most a tile, 1024 elements."""
+        if self.name != "layer_group_normal_norm_rows":
+            return False
+        threads, elements = map(int, self.arguments[:2])
+        return threads * elements <= TILE
 
     @property
     def reads_ahead(self) -> bool:

@@ -10,6 +10,10 @@ namespace nnorm::cuda {
 
 constexpr int values_of_few_rows = 4, tiles_of_few_rows = 4;
 
+// Not for float64, and not where the device's instructions compute ψ: an element takes half of the time there.
+template <class T>
+constexpr bool have_few_rows = !computed_by_device<T> && sizeof(Arithmetic<T>) == 4;
+
 // Whole warps. They are more than two for each tile.
 inline unsigned threads_of_few_rows(unsigned row_length) {
   return unsigned(divided_up(row_length, size_t(values_of_few_rows) * warp_size)) * warp_size;
@@ -26,7 +30,7 @@ template <bool whole, class T>
 __global__ void __launch_bounds__(most_threads_of_few_rows) layer_group_normal_norm_few_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
   constexpr int width = Tile<T>::width, accesses = values_of_few_rows / width;
-  static_assert(!computed_by_device<T> && width == int(lane_sums));
+  static_assert(have_few_rows<T> && width == int(lane_sums));
   NNORM_DYNAMIC_SHARED(shared);
   __shared__ Real parts[3][4][tiles_of_few_rows][lane_sums];  // each turn has its own, which no warp has yet to read
 

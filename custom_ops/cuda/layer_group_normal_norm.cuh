@@ -46,7 +46,8 @@ cudaError_t launch_rows(const Rows<T>& work, const Device& device, cudaStream_t 
   // other rows this was measured on an H200: it pays in a warp by the device's instructions, or of 24 elements a thread.
   using Bounds = BoundsOfRows<team, values, whole, weights, exact, T>;
   constexpr bool persistent = ahead || in_table || (in_warp && Bounds::blocks > 0 && (computed_by_device<T> || values == 24));
-  const unsigned at_once = std::max(Bounds::blocks, 1) * Bounds::threads / warp_size / warps;
+  unsigned at_once = std::max(Bounds::blocks, 1) * Bounds::threads / warp_size / warps;
+  if constexpr (in_table) at_once = std::clamp(unsigned(room / shared), 1u, at_once);
   const size_t wanted = divided_up(work.rows, teams_of_block);
   const unsigned blocks = in_table     ? blocks_with_tables(work, teams_of_block, unsigned(device.multiprocessors) * at_once)
                           : persistent ? device.even_blocks(wanted, at_once)
@@ -113,8 +114,7 @@ cudaError_t run_in_clusters(const Rows<T>& work, const Device& device, cudaStrea
 // `threads` of a warp that compute a row, `values` elements in each.
 template <int threads_, int values_>
 struct Team {
-  static constexpr int threads = threads_, values = values_;
-  static constexpr int longest = threads * values, certain = threads * (values - values_step);
+  static constexpr int threads = threads_, values = values_, longest = threads * values;
 };
 
 // A row has the first of these teams that suffices.
@@ -122,60 +122,71 @@ template <class... All>
 struct Teams {
   static constexpr unsigned longest = unsigned(std::max({All::longest...}));
 
+  // The threads of its team, or 0 if none suffices.
+  static constexpr unsigned threads_for(unsigned row_length) {
+    unsigned threads = 0;
+    ((threads = threads == 0 && row_length <= unsigned(All::longest) ? unsigned(All::threads) : threads), ...);
+    return threads;
+  }
   // Whether every row of a team has the elements that its kernel does not test.
   static constexpr bool are_certain() {
     int before = 0;
     bool all = true;
-    ((all &= All::certain <= before, before = All::longest), ...);
+    ((all &= All::threads * certain_values<All::values> <= before, before = All::longest), ...);
     return all;
   }
-  static_assert(are_certain());
 };
 
-using TeamsOfAnyRows = Teams<Team<32, 8>, Team<32, 16>, Team<32, 24>, Team<32, 32>>;
+using WholeWarps = Teams<Team<32, 8>, Team<32, 16>, Team<32, 24>, Team<32, 32>>;
 
-// What a row costs beside its elements, as much as 4 more elements of each thread, 7 by the device's instructions, is paid
-// once for all rows of a warp. With two warps for up to one and a half tiles, half of the second one's registers would be
-// idle. A thread has no registers for so many float64 elements.
+// For many rows: what a row costs beside its elements is paid once for all rows of a warp. In a row of 256 elements that is a
+// third of the instructions, by the device's instructions half (counted on an H200). A thread has no registers for so many
+// float64 elements. With two warps for up to one and a half tiles, half of the second one's registers would be idle.
+using TeamsByDevice = Teams<Team<8, 8>, Team<8, 16>, Team<8, 24>, Team<8, 32>, Team<16, 24>, Team<16, 32>, Team<32, 24>,
+                            Team<32, 32>, Team<32, 40>, Team<32, 48>>;
+using TeamsOfFloat = Teams<Team<16, 8>, Team<16, 16>, Team<16, 24>, Team<32, 16>, Team<32, 24>, Team<32, 32>, Team<32, 40>,
+                           Team<32, 48>>;
+static_assert(WholeWarps::are_certain() && TeamsByDevice::are_certain() && TeamsOfFloat::are_certain());
+
 template <bool whole, class T>
-using TeamsOfManyRows = std::conditional_t<
-    !whole || sizeof(Arithmetic<T>) != 4, TeamsOfAnyRows,
-    std::conditional_t<computed_by_device<T>,
-                       Teams<Team<8, 8>, Team<8, 16>, Team<8, 24>, Team<8, 32>, Team<16, 24>, Team<16, 32>, Team<32, 24>,
-                             Team<32, 32>, Team<32, 40>, Team<32, 48>>,
-                       Teams<Team<16, 8>, Team<16, 16>, Team<16, 24>, Team<32, 16>, Team<32, 24>, Team<32, 32>, Team<32, 40>,
-                             Team<32, 48>>>>;
+using PartsOfWarps = std::conditional_t<!whole || sizeof(Arithmetic<T>) != 4, WholeWarps,
+                                        std::conditional_t<computed_by_device<T>, TeamsByDevice, TeamsOfFloat>>;
 
-template <bool whole, class T, class... All>
-cudaError_t run_in_warps(Teams<All...>, const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  cudaError_t error = cudaErrorInvalidValue;
-  (void)((work.row_length <= unsigned(All::longest) &&
-          (error = run_in_registers<All::threads, All::values, whole>(work, device, stream), true)) ||
-         ...);
-  return error;
+// One of them must suffice.
+template <bool whole, class T, class First, class... Others>
+cudaError_t run_in_warps(Teams<First, Others...>, const Rows<T>& work, const Device& device, cudaStream_t stream) {
+  if constexpr (sizeof...(Others) > 0)
+    if (work.row_length > unsigned(First::longest))
+      return run_in_warps<whole>(Teams<Others...>(), work, device, stream);
+  return run_in_registers<First::threads, First::values, whole>(work, device, stream);
 }
 
-// Whether a block for each row is faster than a warp or a few: all blocks run at once, at most two on a multiprocessor.
-template <class T>
-bool suit_blocks(const Rows<T>& work, const Device& device) {
-  if (computed_by_device<T> || sizeof(Arithmetic<T>) != 4) return false;
-  if (work.row_length <= 256 || work.row_length > tiles_of_few_rows * row_tile) return false;
-  const size_t all = size_t(device.multiprocessors), threads = threads_of_few_rows(work.row_length);
-  return work.rows <= 2 * all && work.rows * threads <= all * most_threads_of_few_rows;
+// How many threads compute a row of up to 1536 elements, or of up to 4096 if the rows are few; 0 for other rows.
+//
+// - A block, whose threads share the row, if all blocks run at once and there are at most two for each multiprocessor.
+// - A part of a warp if there are 16 warps for each multiprocessor, four for each scheduler: with less it waits most of the
+//   time.
+// - A warp.
+template <bool whole, class T>
+unsigned threads_of_row(size_t rows, unsigned row_length, size_t multiprocessors) {
+  const unsigned in_block = threads_of_few_rows(row_length);
+  if (have_few_rows<T> && row_length > 256 && row_length <= tiles_of_few_rows * row_tile && rows <= 2 * multiprocessors &&
+      rows * in_block <= multiprocessors * most_threads_of_few_rows)
+    return in_block;
+  const unsigned threads = PartsOfWarps<whole, T>::threads_for(row_length);
+  return threads == 0 || rows * threads > multiprocessors * 16 * warp_size ? threads : warp_size;
 }
 
 template <bool whole, class T>
 cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t stream) {
-  if constexpr (!computed_by_device<T> && sizeof(Arithmetic<T>) == 4)
-    if (suit_blocks(work, device))
-      return launch(&layer_group_normal_norm_few_rows<whole, T>, unsigned(work.rows), threads_of_few_rows(work.row_length),
-                    stream, work, bytes_of_few_rows<Arithmetic<T>>(work.row_length), device.dynamic_shared_memory());
-  // With two warps or less for each of its four schedulers, a multiprocessor waits most of the time: then fewer elements in
-  // a thread count for more.
-  const bool few = work.rows <= size_t(device.multiprocessors) * 8;
-  if (few && work.row_length <= TeamsOfAnyRows::longest) return run_in_warps<whole>(TeamsOfAnyRows(), work, device, stream);
-  using OfMany = TeamsOfManyRows<whole, T>;
-  if (work.row_length <= OfMany::longest) return run_in_warps<whole>(OfMany(), work, device, stream);
+  const unsigned threads = threads_of_row<whole, T>(work.rows, work.row_length, size_t(device.multiprocessors));
+  if constexpr (have_few_rows<T>)
+    if (threads > warp_size)
+      return launch(&layer_group_normal_norm_few_rows<whole, T>, unsigned(work.rows), threads, stream, work,
+                    bytes_of_few_rows<Arithmetic<T>>(work.row_length), device.dynamic_shared_memory());
+  if (threads == warp_size && work.row_length <= WholeWarps::longest)
+    return run_in_warps<whole>(WholeWarps(), work, device, stream);
+  if (threads > 0) return run_in_warps<whole>(PartsOfWarps<whole, T>(), work, device, stream);
   if (work.row_length <= 4 * row_tile) return run_in_registers<4 * of_warp, 32, whole>(work, device, stream);
   const size_t bytes = bytes_of_row(work), room = device.dynamic_shared_memory();
   // A thread has no registers for so many float64 elements.
@@ -210,8 +221,7 @@ cudaError_t run_any(const RowProblem<T>& problem, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = Device::current(device)) return error;
   using Real = Arithmetic<T>;
-  const bool in_warp = problem.row_length <= TeamsOfManyRows<true, T>::longest;
-  const size_t width = size_t(in_warp ? width_of_row<of_warp, T> : width_of_tile<T>);
+  const size_t width = size_t(problem.row_length <= row_tile ? width_of_short_row<T> : width_of_tile<T>);
   const auto aligned = [=](const auto* pointer) {
     return reinterpret_cast<uintptr_t>(pointer) % std::min(width * sizeof(*pointer), access_bytes) == 0;
   };

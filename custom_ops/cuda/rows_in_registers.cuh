@@ -6,19 +6,25 @@
 namespace nnorm::cuda {
 
 constexpr unsigned block_of_short_rows = 128;
-// The accesses of a row that only some rows of a kernel for short rows have: those of its last 8 elements a thread.
-constexpr int values_step = 8;
+// The elements of a thread, of `values`, that every row of a kernel for short rows has: rows with less have another kernel.
+template <int values>
+constexpr int certain_values = values - 8;
 
-// `team`, a parameter of the kernel and of what belongs to it, is the greatest number of threads that compute a row.
+// `team`, a parameter of the kernel and of what belongs to it, is the number of threads that compute a row; of more than a
+// warp, the greatest one.
 constexpr int of_warp = int(warp_size), of_block = int(row_chains) * of_warp, of_cluster = int(tiles_of_cluster) * of_warp;
 
 // The threads of a team that are in one warp, and have its tile.
 template <int team>
 constexpr int of_tile = team < of_warp ? team : of_warp;
 
-// The elements of an access. Narrow ones leave fewer threads without elements where a short row ends.
-template <int team, class T>
-constexpr int width_of_row = computed_by_device<T> && team <= of_warp ? widest<T> / 2 : width_of_tile<T>;
+// The elements of an access to a row of up to a tile. Narrow ones leave fewer threads without elements where a row ends.
+template <class T>
+constexpr int width_of_short_row = computed_by_device<T> ? widest<T> / 2 : width_of_tile<T>;
+
+template <int team, int values, class T>
+constexpr int width_of_row =
+    team <= of_warp && team * values <= int(row_tile) ? width_of_short_row<T> : width_of_tile<T>;
 
 // The launch bounds of the kernel: `threads` of the largest block, and the blocks that a multiprocessor shall hold at once
 // (0: nvcc chooses). An element needs three registers, or two by the device's instructions, and the rest of a thread 24 to
@@ -63,10 +69,10 @@ __global__ void __launch_bounds__((BoundsOfRows<team, values, whole, weights, ex
                                   (BoundsOfRows<team, values, whole, weights, exact, T>::blocks))
     layer_group_normal_norm_rows(Rows<T> w) {
   using Real = Arithmetic<T>;
-  using Part = Tile<T, of_tile<team>, width_of_row<team, T>>;
+  using Part = Tile<T, of_tile<team>, width_of_row<team, values, T>>;
   constexpr int width = Part::width, accesses = values / width;
   constexpr bool in_warp = team <= of_warp, in_cluster = team == of_cluster;
-  constexpr int certain = in_warp ? (values - values_step) / width : 0;  // accesses that every row has
+  constexpr int certain = in_warp ? certain_values<values> / width : 0;  // accesses
   static_assert(accesses <= (in_warp ? 2 : 1) * Part::accesses);
   constexpr unsigned teams_of_block = in_warp ? block_of_short_rows / team : 1;
   const unsigned warp = threadIdx.x / warp_size, blocks_of_team = in_cluster ? cluster_size() : 1;
@@ -125,7 +131,7 @@ __global__ void __launch_bounds__((BoundsOfRows<team, values, whole, weights, ex
     for_accesses([&](int k, unsigned) { copy_asynchronously<width>(next + Part::offset(k), x + Part::offset(k)); });
   };
 
-  const unsigned place = team < of_warp ? threadIdx.x % warp_size / team : 0;  // of the team in its warp
+  const unsigned team_of_warp = team < of_warp ? threadIdx.x % warp_size / team : 0;
   const size_t first_row = size_t(blockIdx.x / blocks_of_team) * teams_of_block + (in_warp ? threadIdx.x / team : 0);
   const size_t step = size_t(gridDim.x / blocks_of_team) * teams_of_block;
   if constexpr (in_cluster) {
@@ -147,7 +153,7 @@ __global__ void __launch_bounds__((BoundsOfRows<team, values, whole, weights, ex
     }
   };
   // The threads of a warp add together, so that its teams stay together: those without a row compute the last one again.
-  for (size_t own = first_row; own - place < w.rows; own += step) {
+  for (size_t own = first_row; own - team_of_warp < w.rows; own += step) {
     const size_t row = team < of_warp && own >= w.rows ? w.rows - 1 : own;
     if constexpr (weights == Weights::in_table) {
       const size_t of_period = row % w.period;

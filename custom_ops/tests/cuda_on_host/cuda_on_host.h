@@ -92,6 +92,7 @@ struct Thread {
   std::unique_ptr<unsigned char[]> stack{new unsigned char[stack_bytes]};
   Waiting waiting;
   uint64_t exchanged;
+  unsigned exchange;  // which one it is
   const Arrivals* arrivals;  // what it waits for, and the parity of the phase
   unsigned parity;
 };
@@ -151,12 +152,19 @@ class Cluster {
     wait(Waiting::for_arrivals);
   }
 
+  // All threads of a warp must take the same exchange, whose number `which` is.
   template <class T>
-  T exchange(T value, unsigned with) {
+  T exchange(T value, unsigned with, unsigned which) {
     static_assert(sizeof(T) <= sizeof(uint64_t));
     std::memcpy(&threads_[running_]->exchanged, &value, sizeof value);
+    threads_[running_]->exchange = which;
     wait(Waiting::for_warp);
-    std::memcpy(&value, &threads_[rank() * count_ + with]->exchanged, sizeof value);
+    const Thread& other = *threads_[rank() * count_ + with];
+    if (other.exchange != which) {
+      std::fprintf(stderr, "the threads of a warp take different exchanges\n");
+      std::abort();
+    }
+    std::memcpy(&value, &other.exchanged, sizeof value);
     wait(Waiting::for_warp);  // until all have read
     return value;
   }
@@ -261,12 +269,13 @@ inline void __syncthreads() { cuda_on_host::Cluster::current().wait(cuda_on_host
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned distance) {
-  return cuda_on_host::Cluster::current().exchange(value, threadIdx.x ^ distance);
+  return cuda_on_host::Cluster::current().exchange(value, threadIdx.x ^ distance, distance);
 }
 
 template <class T>
 T __shfl_sync(unsigned, T value, unsigned lane, int width = int(cuda_on_host::lanes)) {
-  return cuda_on_host::Cluster::current().exchange(value, threadIdx.x / unsigned(width) * unsigned(width) + lane);
+  const unsigned with = threadIdx.x / unsigned(width) * unsigned(width) + lane;
+  return cuda_on_host::Cluster::current().exchange(value, with, cuda_on_host::lanes + lane);
 }
 
 inline int __any_sync(unsigned mask, bool value) {
@@ -288,7 +297,6 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
   gridDim = blocks;
   blockDim = dim3(threads);
   cuda_on_host::have_clusters_run |= cluster > 1;
-  cuda_on_host::last_grid = blocks.x;
   const unsigned most = cuda_on_host::last_blocks;
   for (unsigned y = blocks.y > most ? blocks.y - most : 0; y < blocks.y; ++y)
     for (unsigned x = blocks.x > most ? (blocks.x - most) / cluster * cluster : 0; x < blocks.x; x += cluster)
