@@ -1,7 +1,8 @@
 // The kernel for so few rows that most of a device would be idle: a block has one row, and each thread four elements of it.
 //
-// A row takes as long as one of its threads. So all threads share what the order of nnorm/row_statistics.h leaves open: the
-// logarithms and ψ. Two warps for each tile make the sums: one for the first neighbors, one for the second.
+// Few rows take as long as one thread, so each thread has few elements. All threads share what the order of
+// nnorm/row_statistics.h leaves open: the logarithms and ψ. Two warps for each tile make the sums: one for the first
+// neighbors, one for the second.
 #pragma once
 
 #include "rows.cuh"
@@ -9,16 +10,18 @@
 namespace nnorm::cuda {
 
 constexpr int values_of_few_rows = 4, tiles_of_few_rows = 4;
+constexpr unsigned shortest_of_few_rows = 257, longest_of_few_rows = unsigned(tiles_of_few_rows * row_tile);
 
-// Not for float64, and not where the device's instructions compute ψ: an element takes half of the time there.
+// Not for float64, and not where the device's instructions compute ψ, which take less time.
 template <class T>
 constexpr bool have_few_rows = !computed_by_device<T> && sizeof(Arithmetic<T>) == 4;
 
-// Whole warps. They are more than two for each tile.
-inline unsigned threads_of_few_rows(unsigned row_length) {
+// Whole warps.
+constexpr unsigned threads_of_few_rows(unsigned row_length) {
   return unsigned(divided_up(row_length, size_t(values_of_few_rows) * warp_size)) * warp_size;
 }
-constexpr int most_threads_of_few_rows = tiles_of_few_rows * int(row_tile) / values_of_few_rows;
+constexpr int most_threads_of_few_rows = int(threads_of_few_rows(longest_of_few_rows));
+static_assert(threads_of_few_rows(shortest_of_few_rows) >= lane_sums * warp_size, "two warps for each tile");
 
 // What the threads of a block share in dynamic memory.
 template <class Real>
@@ -32,7 +35,8 @@ __global__ void __launch_bounds__(most_threads_of_few_rows) layer_group_normal_n
   constexpr int width = Tile<T>::width, accesses = values_of_few_rows / width;
   static_assert(have_few_rows<T> && width == int(lane_sums));
   NNORM_DYNAMIC_SHARED(shared);
-  __shared__ Real parts[3][4][tiles_of_few_rows][lane_sums];  // each turn has its own, which no warp has yet to read
+  // For each turn: no barrier is between the reads of a turn and the writes of the next.
+  __shared__ Real parts[3][4][tiles_of_few_rows][lane_sums];
 
   const unsigned length = w.row_length, tiles = unsigned((length + row_tile - 1) / row_tile);
   Log2<Real>* const log_of_row = reinterpret_cast<Log2<Real>*>(shared);

@@ -3,8 +3,8 @@
 //
 // A row is read from memory once if it fits into the registers of a warp or a part of one, of a block (up to 16384 elements,
 // 4096 in float64) or of a cluster of blocks (up to 131072, if it consists of whole accesses, and not in float64), or into
-// the shared memory of a block. Longer rows are read four times. Each warp reads whole tiles of a row, so that sums are in
-// the order of nnorm/row_statistics.h.
+// the shared memory of a block. Longer rows are read four times. Sums are in the order of nnorm/row_statistics.h: each warp
+// reads whole tiles of a row, or, in few_rows.cuh, adds them from shared memory.
 //
 // As on CPUs, the result for a row of equal elements with ε = 0 is NaN.
 #pragma once
@@ -47,7 +47,8 @@ cudaError_t launch_rows(const Rows<T>& work, const Device& device, cudaStream_t 
   using Bounds = BoundsOfRows<team, values, whole, weights, exact, T>;
   constexpr bool persistent = ahead || in_table || (in_warp && Bounds::blocks > 0 && (computed_by_device<T> || values == 24));
   unsigned at_once = std::max(Bounds::blocks, 1) * Bounds::threads / warp_size / warps;
-  if constexpr (in_table) at_once = std::clamp(unsigned(room / shared), 1u, at_once);
+  // A multiprocessor has 1 KiB more than a block may have, which is 1 KiB more than `room`, and takes 1 KiB for each block.
+  if constexpr (in_table) at_once = std::clamp(unsigned((room + 2048) / (shared + 1024)), 1u, at_once);
   const size_t wanted = divided_up(work.rows, teams_of_block);
   const unsigned blocks = in_table     ? blocks_with_tables(work, teams_of_block, unsigned(device.multiprocessors) * at_once)
                           : persistent ? device.even_blocks(wanted, at_once)
@@ -120,8 +121,6 @@ struct Team {
 // A row has the first of these teams that suffices.
 template <class... All>
 struct Teams {
-  static constexpr unsigned longest = unsigned(std::max({All::longest...}));
-
   // The threads of its team, or 0 if none suffices.
   static constexpr unsigned threads_for(unsigned row_length) {
     unsigned threads = 0;
@@ -137,20 +136,23 @@ struct Teams {
   }
 };
 
-using WholeWarps = Teams<Team<32, 8>, Team<32, 16>, Team<32, 24>, Team<32, 32>>;
-
-// For many rows: what a row costs beside its elements is paid once for all rows of a warp. In a row of 256 elements that is a
-// third of the instructions, by the device's instructions half (counted on an H200). A thread has no registers for so many
-// float64 elements. With two warps for up to one and a half tiles, half of the second one's registers would be idle.
-using TeamsByDevice = Teams<Team<8, 8>, Team<8, 16>, Team<8, 24>, Team<8, 32>, Team<16, 24>, Team<16, 32>, Team<32, 24>,
-                            Team<32, 32>, Team<32, 40>, Team<32, 48>>;
-using TeamsOfFloat = Teams<Team<16, 8>, Team<16, 16>, Team<16, 24>, Team<32, 16>, Team<32, 24>, Team<32, 32>, Team<32, 40>,
-                           Team<32, 48>>;
-static_assert(WholeWarps::are_certain() && TeamsByDevice::are_certain() && TeamsOfFloat::are_certain());
-
+// A warp has one row. With two warps for up to one and a half tiles, half of the second one's registers would be idle. A
+// thread has no registers for so many float64 elements.
 template <bool whole, class T>
-using PartsOfWarps = std::conditional_t<!whole || sizeof(Arithmetic<T>) != 4, WholeWarps,
-                                        std::conditional_t<computed_by_device<T>, TeamsByDevice, TeamsOfFloat>>;
+using OneRow = std::conditional_t<whole && sizeof(Arithmetic<T>) == 4,
+                                  Teams<Team<32, 8>, Team<32, 16>, Team<32, 24>, Team<32, 32>, Team<32, 40>, Team<32, 48>>,
+                                  Teams<Team<32, 8>, Team<32, 16>, Team<32, 24>, Team<32, 32>>>;
+
+// A warp has two rows or four, and pays once for them what a row costs beside its elements: a third of the instructions in a
+// row of 256 elements, half if the device's instructions compute ψ (an H200 counted them when a warp had one row).
+template <class T>
+using SeveralRows = std::conditional_t<
+    computed_by_device<T>, Teams<Team<8, 8>, Team<8, 16>, Team<8, 24>, Team<8, 32>, Team<16, 24>, Team<16, 32>>,
+    Teams<Team<16, 8>, Team<16, 16>, Team<16, 24>>>;
+template <bool whole, class T>
+constexpr bool have_several_rows = whole && sizeof(Arithmetic<T>) == 4;
+
+static_assert(OneRow<true, float>::are_certain() && SeveralRows<float>::are_certain() && SeveralRows<Float16>::are_certain());
 
 // One of them must suffice.
 template <bool whole, class T, class First, class... Others>
@@ -161,20 +163,24 @@ cudaError_t run_in_warps(Teams<First, Others...>, const Rows<T>& work, const Dev
   return run_in_registers<First::threads, First::values, whole>(work, device, stream);
 }
 
-// How many threads compute a row of up to 1536 elements, or of up to 4096 if the rows are few; 0 for other rows.
+// The threads that compute a row; 0 if it has more than a warp and is not one of few rows.
 //
-// - A block, whose threads share the row, if all blocks run at once and there are at most two for each multiprocessor.
-// - A part of a warp if there are 16 warps for each multiprocessor, four for each scheduler: with less it waits most of the
-//   time.
+// - A block, if all blocks run at once, and at most two on each multiprocessor.
+// - A part of a warp, if there are more than 16 warps for each multiprocessor, four for each scheduler: with fewer warps it
+//   waits most of the time.
 // - A warp.
 template <bool whole, class T>
 unsigned threads_of_row(size_t rows, unsigned row_length, size_t multiprocessors) {
-  const unsigned in_block = threads_of_few_rows(row_length);
-  if (have_few_rows<T> && row_length > 256 && row_length <= tiles_of_few_rows * row_tile && rows <= 2 * multiprocessors &&
-      rows * in_block <= multiprocessors * most_threads_of_few_rows)
-    return in_block;
-  const unsigned threads = PartsOfWarps<whole, T>::threads_for(row_length);
-  return threads == 0 || rows * threads > multiprocessors * 16 * warp_size ? threads : warp_size;
+  if (have_few_rows<T> && row_length >= shortest_of_few_rows && row_length <= longest_of_few_rows) {
+    const unsigned threads = threads_of_few_rows(row_length);
+    const size_t at_once = divided_up(rows, multiprocessors);
+    if (at_once <= 2 && at_once * threads <= most_threads_of_few_rows) return threads;
+  }
+  if (have_several_rows<whole, T>) {
+    const unsigned threads = SeveralRows<T>::threads_for(row_length);
+    if (rows * threads > multiprocessors * 16 * warp_size) return threads;
+  }
+  return OneRow<whole, T>::threads_for(row_length);
 }
 
 template <bool whole, class T>
@@ -184,9 +190,9 @@ cudaError_t run_rows(const Rows<T>& work, const Device& device, cudaStream_t str
     if (threads > warp_size)
       return launch(&layer_group_normal_norm_few_rows<whole, T>, unsigned(work.rows), threads, stream, work,
                     bytes_of_few_rows<Arithmetic<T>>(work.row_length), device.dynamic_shared_memory());
-  if (threads == warp_size && work.row_length <= WholeWarps::longest)
-    return run_in_warps<whole>(WholeWarps(), work, device, stream);
-  if (threads > 0) return run_in_warps<whole>(PartsOfWarps<whole, T>(), work, device, stream);
+  if constexpr (have_several_rows<whole, T>)
+    if (threads > 0 && threads < warp_size) return run_in_warps<whole>(SeveralRows<T>(), work, device, stream);
+  if (threads == warp_size) return run_in_warps<whole>(OneRow<whole, T>(), work, device, stream);
   if (work.row_length <= 4 * row_tile) return run_in_registers<4 * of_warp, 32, whole>(work, device, stream);
   const size_t bytes = bytes_of_row(work), room = device.dynamic_shared_memory();
   // A thread has no registers for so many float64 elements.

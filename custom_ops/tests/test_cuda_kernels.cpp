@@ -188,15 +188,14 @@ void test_ranges(ErrorTable& errors, Halves halves, double bound) {
   errors.add("ranges of batch_normal_norm, " + name_of<T>(halves), bound, on_gpu ? "gpu" : "host", worst);
 }
 
+// How many rows of a length a test has, at least `few`: without a GPU so many short ones that a warp has several.
+size_t rows_of(size_t length, size_t few) { return length <= 520 ? 67 : few; }
+
 // Lengths around the limits of each kernel: multiples of 64 for a part of a warp, 256 to 1536 for a warp, 4096 and 16384 for a block, 131072 for a
 // cluster, then shared memory, of which a kernel gets 48 KiB without asking for more: 6144 doubles, 12288 floats, 24576
 // narrow numbers. Clusters have 2 to 8 blocks of 4 to 16 warps, some of them without elements. Weights are found by element,
 // by access and by run. Without a GPU, there are more rows than clusters run at once, and of the tables of weights one is
 // for all rows of a warp, one for some of them, one for a single row; on a GPU, test_cuda_same_bits has so many rows.
-//
-// Without a GPU, so many short rows are enough that a warp has several; on a GPU test_cuda_same_bits has enough.
-constexpr size_t many_short_rows = 67;
-
 std::vector<RowGeometry> row_geometries(size_t longest_row) {
   std::vector<RowGeometry> all{{0, 5, 1, 1},     {3, 0, 1, 1},     {1, 6144, 1, 1},
                                {1, 3003, 1, 3},  {1, 4096, 1, 1},  {1, 12288, 1, 1},
@@ -204,14 +203,14 @@ std::vector<RowGeometry> row_geometries(size_t longest_row) {
                                {2, 60000, 2, 60000}, {1, longest_row, 1, longest_row / 4},
                                {7, 16392, 3, 1}, {5, 25088, 2, 3136}, {3, 33000, 1, 3}, {2, 65536, 1, 1}, {3, 65544, 1, 1},
                                {2, 131072, 1, 16}, {1, 131080, 1, 1}, {70, 784, 3, 49},
-                               {140, 64, 32, 16}, {many_short_rows, 384, 5, 16}, {many_short_rows, 256, 3, 64},
+                               {140, 64, 32, 16}, {67, 384, 5, 16}, {67, 256, 3, 64}, {2, 768, 2, 16}, {2, 515, 2, 5},
                                {9, 3136, 2, 49}, {11, 6272, 5, 196}, {26, 1176, 4, 49}, {7, 25088, 3, 784}};
   for (const size_t length : {1,    2,    31,   33,   49,   64,   68,   128,  136,  192,  196,   255,   256,  257,  258,
                               264,  320,  384,  388,  512,  513,  520,  768,  1023, 1024, 1025,  1028,  1280, 1288, 1536,
                               1544, 2048, 2049, 3072, 4096, 4097, 5000, 8192, 16384, 16385}) {
     all.push_back({2, length, 1, 1});
     all.push_back({5, length, 3, 1});
-    if (length <= 520) all.push_back({many_short_rows, length, 5, 1});
+    all.push_back({rows_of(length, 3), length, 5, 1});
     for (const size_t run : {3, 7, 16, 64, 257})
       if (length % run == 0) all.push_back({4, length, 2, run});
   }
@@ -263,6 +262,25 @@ void test_layer_group_normal_norm(ErrorTable& errors, Halves halves, double boun
   errors.add("layer_group_normal_norm, " + name_of<T>(halves), bound, on_gpu ? "gpu" : "host", worst);
 }
 
+// A row has the same results alone, by another kernel, as beside other rows. `rows` have the same weights.
+template <class T>
+void check_alone(const Rows<T>& rows, const std::vector<T>& y, Halves halves) {
+  const size_t length = rows.geometry.row_length;
+  for (size_t row = 0; row < rows.geometry.rows; ++row) {
+    Rows<T> alone = rows;
+    alone.geometry.rows = 1;
+    alone.x.assign(rows.x.begin() + ptrdiff_t(row * length), rows.x.begin() + ptrdiff_t((row + 1) * length));
+    const std::vector<T> found = run(alone, {0, 0, 0, Place::apart}, halves);
+    size_t different = 0;
+    for (size_t i = 0; i < length; ++i) {
+      const T& expected = y[row * length + i];
+      const bool are_nan = std::isnan(nnorm::widened(expected)) && std::isnan(nnorm::widened(found[i]));
+      different += !are_nan && std::memcmp(&expected, &found[i], sizeof(T)) != 0;
+    }
+    CHECK(different == 0, "%s: row %zu of length %zu has other results alone", NameOf<T>::value, row, length);
+  }
+}
+
 // Rows whose deviation is far below √ε have exponents so great that 2^z saturates, which the kernels test once for each
 // row.
 template <class T>
@@ -272,7 +290,7 @@ void test_steep_rows(Halves halves) {
   unsigned at_limits = 0;
   for (const size_t length : {64, 300, 768, 1000, 1024, 4096})
     for (const double spread : {1e-3, 3e-3, 1e-2, 1e-1}) {
-      const RowGeometry g{length <= 520 ? many_short_rows : 8, length, 1, 1};
+      const RowGeometry g{rows_of(length, 8), length, 1, 1};
       std::vector<double> numbers(g.rows * length);
       for (double& value : numbers) value = -spread * std::log(random.uniform());
       Rows<T> rows(g, numbers, random);
@@ -281,6 +299,7 @@ void test_steep_rows(Halves halves) {
       std::fill(rows.weight.begin(), rows.weight.end(), 1);
       std::fill(rows.bias.begin(), rows.bias.end(), 0);
       const std::vector<T> y = run(rows, {0, 0, 0, Place::apart}, halves);
+      check_alone(rows, y, halves);
       for (size_t row = 0; row < g.rows; ++row) {
         const double lmbda = double(reference_row(rows, row).lmbda.lmbda);
         double mean = 0;
@@ -301,7 +320,7 @@ template <class T>
 void test_bad_rows(Halves halves) {
   Random random(3);
   for (const size_t length : {3, 64, 256, 384, 1000, 4096, 5001}) {
-    const size_t count = length <= 520 ? many_short_rows : 6;
+    const size_t count = rows_of(length, 6);
     Rows<T> clean({count, length, 1, 1}, normal_numbers(count * length, random), random);
     clean.epsilon = 0;
     Rows<T> corrupted = clean;
@@ -310,6 +329,7 @@ void test_bad_rows(Halves halves) {
     for (size_t i = 0; i < length; ++i) nnorm::narrow(Arithmetic<T>(1), corrupted.x[4 * length + i]);
     const Place apart{0, 0, 0, Place::apart};
     const std::vector<T> expected = run(clean, apart, halves), y = run(corrupted, apart, halves);
+    check_alone(corrupted, y, halves);
     for (size_t i = 0; i < y.size(); ++i) {
       const size_t row = i / length;
       const bool bad = row == 1 || row == 3 || row == 4, is_nan = std::isnan(nnorm::widened(y[i]));
@@ -327,7 +347,7 @@ void test_shapes(ErrorTable& errors, const Selection& selection) {
   Decisions decisions;
   for (const size_t length : {64, 128, 192, 256, 300, 384, 512, 768, 1000, 1024, 1536, 2048, 4096, 5000, 20000}) {
     if (length > selection.longest_row) continue;
-    const RowGeometry g{length <= 520 ? many_short_rows : length < 2000 ? 23 : 7, length, 1, 1};
+    const RowGeometry g{rows_of(length, length < 2000 ? 23 : 7), length, 1, 1};
     std::vector<double> numbers(g.rows * length);
     for (size_t i = 0; i < numbers.size(); ++i)
       numbers[i] = draw(Shape(i / length % size_t(Shape::count)), i % length == 0, random);
@@ -338,15 +358,10 @@ void test_shapes(ErrorTable& errors, const Selection& selection) {
       const std::vector<T> off = run(rows, {1, 1, 1, Place::apart}, Halves::by_device);
       if (length <= 16384)
         CHECK(same_bits(y, off), "%s: rows of length %zu have other results off a boundary", NameOf<T>::value, length);
+      check_alone(rows, y, Halves::by_device);
       for (size_t row = 0; row < g.rows; ++row) {
         const ReferenceRow<double> reference = reference_row(rows, row);
         decisions.add(rows, row, reference.lmbda.lmbda);
-        Rows<T> alone = rows;  // a row has the same results in another kernel, beside other rows
-        alone.geometry.rows = 1;
-        alone.x.assign(rows.x.begin() + ptrdiff_t(row * length), rows.x.begin() + ptrdiff_t((row + 1) * length));
-        CHECK(same_bits(run(alone, {0, 0, 0, Place::apart}, Halves::by_device),
-                        std::vector<T>(y.begin() + ptrdiff_t(row * length), y.begin() + ptrdiff_t((row + 1) * length))),
-              "%s: row %zu of length %zu has other results alone", NameOf<T>::value, row, length);
         const double of_lmbda = 1 + reference.lmbda.condition / 100;  // λ̂ of some shapes magnifies all errors
         for (size_t i = 0; i < length; ++i)
           for (const auto* results : {&y, &off}) {

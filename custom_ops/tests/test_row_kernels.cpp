@@ -68,10 +68,12 @@ void test_threads_of_row() {
   expect(double(), 100000, 64, 32);
   expect(SameBits<Float16>(), 4225, 256, 16);
   expect(float(), 100000, 255, 32, false);
+  expect(Float16(), 1, 1032, 32), expect(float(), 100000, 1025, 0, false), expect(double(), 1, 1025, 0);
   // A block for each of few rows, of at most 1024 threads for each multiprocessor.
   for (const bool whole : {true, false}) {
     expect(float(), 264, 768, 192, whole), expect(float(), 265, 768, 32, whole);
     expect(float(), 132, 4096, 1024, whole), expect(float(), 133, 4096, 0, whole);
+    expect(float(), 264, 2048, 512, whole), expect(float(), 264, 2049, 0, whole), expect(float(), 200, 2560, 0, whole);
     expect(float(), 1, 257, 96, whole), expect(float(), 1, 256, 32, whole), expect(float(), 1, 4098, 0, whole);
     expect(SameBits<Float16>(), 264, 768, 192, whole), expect(Float16(), 1, 768, 32, whole);
   }

@@ -159,12 +159,13 @@ class Cluster {
     std::memcpy(&threads_[running_]->exchanged, &value, sizeof value);
     threads_[running_]->exchange = which;
     wait(Waiting::for_warp);
-    const Thread& other = *threads_[rank() * count_ + with];
-    if (other.exchange != which) {
-      std::fprintf(stderr, "the threads of a warp take different exchanges\n");
-      std::abort();
-    }
-    std::memcpy(&value, &other.exchanged, sizeof value);
+    const unsigned block = rank() * count_, begin = block + with / lanes * lanes;
+    for (unsigned i = begin; i < std::min(begin + lanes, block + count_); ++i)
+      if (threads_[i]->exchange != which) {
+        std::fprintf(stderr, "the threads of a warp take different exchanges\n");
+        std::abort();
+      }
+    std::memcpy(&value, &threads_[block + with]->exchanged, sizeof value);
     wait(Waiting::for_warp);  // until all have read
     return value;
   }
