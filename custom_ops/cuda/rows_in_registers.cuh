@@ -30,8 +30,8 @@ constexpr int width_of_row =
 // (0: nvcc chooses). An element needs three registers, or two by the device's instructions, and the rest of a thread 24 to
 // 40: nvcc would take more where a few more blocks are worth more.
 //
-// Rows of more than 4096 elements have blocks of any number of warps. With the registers of 640 threads, two blocks of 10 warps
-// fit on a multiprocessor, and four of 5.
+// Rows of more than 4096 elements have blocks of any number of warps. With the registers of 640 threads, two blocks of 10
+// warps fit on a multiprocessor, and four of 5.
 template <int team, int values, bool whole, Weights weights, bool exact, class T>
 struct BoundsOfRows {
   static constexpr bool of_any_size = team > 4 * of_warp, by_device = computed_by_device<T>;

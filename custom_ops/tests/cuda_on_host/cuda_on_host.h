@@ -298,6 +298,7 @@ cudaError_t launch(void (*kernel)(Work), dim3 blocks, unsigned threads, cudaStre
   gridDim = blocks;
   blockDim = dim3(threads);
   cuda_on_host::have_clusters_run |= cluster > 1;
+  cuda_on_host::last_grid = blocks.x;
   const unsigned most = cuda_on_host::last_blocks;
   for (unsigned y = blocks.y > most ? blocks.y - most : 0; y < blocks.y; ++y)
     for (unsigned x = blocks.x > most ? (blocks.x - most) / cluster * cluster : 0; x < blocks.x; x += cluster)

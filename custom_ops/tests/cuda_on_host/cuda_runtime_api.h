@@ -23,6 +23,7 @@ namespace cuda_on_host {
 inline int multiprocessors = 1, shared_memory = 100 << 10;
 inline unsigned clusters = 2;  // that run at once; 0: the GPU has none
 inline bool have_clusters_run = false;
+inline unsigned last_grid = 0;  // the blocks of the last launch
 // A stream that is being captured: the only one that is not nullptr.
 inline bool is_captured(cudaStream_t stream) { return stream != nullptr; }
 }  // namespace cuda_on_host
